@@ -1,0 +1,1 @@
+"""Kokoro-82M on NPUs: the library. It knows neither DVC nor Hydra, nor params.yaml."""
