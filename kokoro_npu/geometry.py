@@ -1,0 +1,86 @@
+"""The model's time axis, defined once: frames, F0 values, generator steps, samples.
+
+One duration frame is 600 samples at 24 kHz. The decoder doubles the rate once, the generator multiplies it by 10
+and 6, and the inverse STFT hops 5 samples (istftnet upsample rates and hop of Kokoro's ``config.json``). Seed 0 assumed
+a hop of 256; README tells what that would cut off.
+"""
+
+from dataclasses import dataclass
+
+SAMPLE_RATE = 24_000
+DECODE_RATE = 2
+UPSAMPLE_RATES = (10, 6)
+N_FFT = 20
+HOP = 5
+GENERATOR_RATE = DECODE_RATE * UPSAMPLE_RATES[0] * UPSAMPLE_RATES[1]
+SAMPLES_PER_FRAME = GENERATOR_RATE * HOP
+FRAMES_PER_SECOND = SAMPLE_RATE // SAMPLES_PER_FRAME
+
+HIDDEN_DIM = 512
+STYLE_DIM = 128
+VOICE_DIM = 2 * STYLE_DIM
+PROSODY_DIM = HIDDEN_DIM + STYLE_DIM
+STFT_BINS = N_FFT // 2 + 1
+NOISE_CHANNELS = 2 * STFT_BINS
+FRAME_RATIOS = 6
+
+MAX_TOKENS = 512
+"""PL-BERT positions: phoneme tokens plus the two boundary tokens."""
+
+_STEP_PADDING = 8
+"""Columns after the 120 T steps: the one of the centred STFT, and zeros up to a multiple of 8, because
+lengths that are not (19,201) failed to finalize on a device where 19,208 passed (design §4)."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A static decoder size. It is known by its frames; its seconds are derived.
+
+    Attributes:
+        frames: number of duration frames, T.
+    """
+
+    frames: int
+
+    @property
+    def seconds(self) -> float:
+        """Longest audio of the bucket in seconds."""
+        return self.frames / FRAMES_PER_SECOND
+
+    @property
+    def f0_steps(self) -> int:
+        """Length of ``f0_contour`` and ``energy``."""
+        return DECODE_RATE * self.frames
+
+    @property
+    def noise_steps(self) -> int:
+        """Length of ``noise``: 120 T + 8, of which 120 L + 1 are real for L real frames."""
+        return GENERATOR_RATE * self.frames + _STEP_PADDING
+
+    @property
+    def samples(self) -> int:
+        """Length of ``audio``."""
+        return SAMPLES_PER_FRAME * self.frames
+
+    @property
+    def input_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Decoder inputs in their ONNX order, name to shape; all are float32."""
+        return {
+            "aligned_features": (1, HIDDEN_DIM, self.frames),
+            "f0_contour": (1, 1, self.f0_steps),
+            "energy": (1, 1, self.f0_steps),
+            "noise": (1, NOISE_CHANNELS, self.noise_steps),
+            "ref_style": (1, STYLE_DIM),
+            "frame_mask": (1, 1, self.frames),
+            "frame_ratio": (1, FRAME_RATIOS),
+        }
+
+    @property
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Decoder outputs, name to shape; float32."""
+        return {"audio": (1, self.samples)}
+
+
+def source_steps(frames: int) -> int:
+    """Length of the source's STFT for ``frames`` unpadded frames: 120 L + 1."""
+    return GENERATOR_RATE * frames + 1

@@ -1,0 +1,52 @@
+"""How much memory a new process can take here."""
+
+from pathlib import Path
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
+# Of version 2, then 1: directory, mark in /proc/self/cgroup, files of limit, usage and statistics, and the
+# statistic of page cache that can be dropped.
+_HIERARCHIES = (
+    ("", "0::/", ("memory.max", "memory.current", "memory.stat", "inactive_file")),
+    (
+        "memory",
+        ":memory:/",
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file"),
+    ),
+)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _groups(root: Path, mark: str) -> list[Path]:
+    """Directories of this process's cgroup and its parents; a limit may stand on any of them."""
+    paths = [line.split(mark, 1)[1] for line in _read(_OWN_GROUP).splitlines() if mark in line]
+    groups = [root / paths[0] if paths else root]
+    # In a container the path may be that outside, of which only the root is mounted.
+    return [*groups, *(parent for parent in groups[0].parents if parent.is_relative_to(root))]
+
+
+def _cgroup_available() -> int | None:
+    """Bytes left below the tightest memory limit of this process's cgroups, None without a limit."""
+    left: list[int] = []
+    for directory, mark, (limit_file, usage_file, stat_file, cache_key) in _HIERARCHIES:
+        for group in _groups(_CGROUP / directory, mark):
+            limit, usage = _read(group / limit_file), _read(group / usage_file)
+            if limit.isdecimal() and usage.isdecimal():
+                statistics = dict(line.split(maxsplit=1) for line in _read(group / stat_file).splitlines())
+                left.append(max(int(limit) - int(usage) + int(statistics.get(cache_key, 0)), 0))
+    return min(left, default=None)
+
+
+def available_bytes() -> int:
+    """Memory in bytes that a new process can take: the machine's available memory, or a cgroup's if less."""
+    machine = int(psutil.virtual_memory().available)
+    limited = _cgroup_available()
+    return machine if limited is None else min(machine, limited)
