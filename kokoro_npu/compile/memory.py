@@ -1,0 +1,113 @@
+"""Does a bucket fit the compiler and this machine? Asked before the compiler starts.
+
+The compiler's memory grows with the frames, and it dies or returns a misleading
+``QNN_COMMON_ERROR_MEM_ALLOC`` (1002) when it does not fit. The estimate stands on measured points
+(``MEMORY_POINTS``) and their growth per frame.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from kokoro_npu.compile.options import CompileSettings
+from kokoro_npu.machine import available_bytes
+
+GB = 10**9
+BYTES_PER_FRAME = 22_400_000
+"""Growth of the compiler's memory per frame: w8a16 at level 2, between 120 and 240 frames."""
+FLOOR_BYTES = 1_500_000_000
+"""What a compile takes however small the bucket: weights, the libraries, the graph."""
+MARGIN = 1.1
+"""Factor on the estimate: better to leave out a bucket than to have the kernel end the build."""
+MAX_WIDTH = 65_535
+"""Widest multi-channel tensor that finalizes (design §5).
+
+At level 2 a convolution beyond it is no longer tiled along the width and asks for 13.5 MB of VTCM; with graph
+splitting the compiler dies of SIGSEGV. Level 1 alone passed it.
+"""
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """One measured compile: peak resident memory in bytes for ``frames``."""
+
+    precision: str
+    optimization_level: int
+    graph_splitting: bool
+    frames: int
+    peak_bytes: int
+    source: str
+
+
+_DESIGN = "design §5, an earlier decoder"
+_HERE = "this decoder, onnxruntime-qnn 2.7.0, 2 cores; w8a16 with made-up ranges"
+MEMORY_POINTS = (
+    MemoryPoint("w8a16", 1, False, 120, 3_670_000_000, _HERE),
+    MemoryPoint("w8a16", 1, False, 400, 10 * GB, _DESIGN),
+    MemoryPoint("w8a16", 1, False, 552, 11 * GB, _DESIGN),
+    MemoryPoint("w8a16", 2, False, 120, 2_440_000_000, _HERE),
+    MemoryPoint("w8a16", 2, False, 240, 5_120_000_000, _HERE),
+    MemoryPoint("w8a16", 2, False, 400, 7_200_000_000, _DESIGN),
+    MemoryPoint("w8a16", 2, True, 120, 2_250_000_000, _HERE),
+    MemoryPoint("w8a16", 2, True, 400, 6_200_000_000, _DESIGN),
+    MemoryPoint("fp16", 1, False, 120, 2_160_000_000, _HERE),
+    MemoryPoint("fp16", 1, False, 120, 2_900_000_000, _DESIGN),
+    MemoryPoint("fp16", 2, False, 120, 2_190_000_000, _HERE),
+    MemoryPoint("fp16", 2, False, 400, 10 * GB, _DESIGN),
+    MemoryPoint("fp16", 2, True, 120, 2_580_000_000, _HERE),
+)
+
+
+def estimate_bytes(frames: int, precision: str, settings: CompileSettings) -> int:
+    """Peak memory of the compiler in bytes, with a margin.
+
+    The largest that any point of the same precision, level and splitting leads to when moved by
+    ``BYTES_PER_FRAME``. Without such a point, all of the same precision stand in (w8a8 counts as w8a16).
+    """
+    kind = "fp16" if precision == "fp16" else "w8a16"
+    same_kind = [p for p in MEMORY_POINTS if p.precision == kind]
+    exact = [
+        p
+        for p in same_kind
+        if p.optimization_level == settings.optimization_level and p.graph_splitting == settings.graph_splitting
+    ]
+    estimate = max(p.peak_bytes + (frames - p.frames) * BYTES_PER_FRAME for p in exact or same_kind)
+    return int(max(estimate, FLOOR_BYTES) * MARGIN)
+
+
+def widest_tensor(onnx_path: Path | str) -> tuple[str, int]:
+    """Name and width (last dimension) of the widest tensor of rank 3 or more with several rows or channels.
+
+    Single-channel tensors (the audio itself) may be wider than ``MAX_WIDTH``; the compiler folds those.
+    """
+    model = onnx.load(str(onnx_path), load_external_data=False)
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    name, width = "", 0
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        dims = [d.dim_value for d in info.type.tensor_type.shape.dim]
+        if len(dims) >= 3 and max(dims[1:-1]) > 1 and dims[-1] > width:
+            name, width = info.name, dims[-1]
+    return name, width
+
+
+def refusal(frames: int, precision: str, settings: CompileSettings, widest: tuple[str, int]) -> str | None:
+    """Why this bucket is not attempted, in one line; None when it fits.
+
+    The text names no figure that changes from run to run, so that a rebuilt report stays the same.
+    """
+    name, width = widest
+    need = estimate_bytes(frames, precision, settings)
+    memory = (
+        f"{frames} frames in {precision} at level {settings.optimization_level} need about "
+        f"{need / GB:.1f} GB of compiler memory"
+    )
+    if width > MAX_WIDTH and (settings.optimization_level > 1 or settings.graph_splitting):
+        return (
+            f"tensor {name} is {width} wide; beyond {MAX_WIDTH} HTP's compiler fails"
+            + (" with graph splitting" if settings.graph_splitting else " above level 1")
+            + f" (QNN 1002 or a crash); {memory}"
+        )
+    if need > available_bytes() - settings.memory_reserve_gib * 2**30:
+        return f"{memory}, more than this machine has free beside a reserve of {settings.memory_reserve_gib:g} GiB"
+    return None

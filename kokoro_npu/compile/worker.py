@@ -1,0 +1,92 @@
+"""Child process that touches Qualcomm's libraries; started by ``toolchain.run_worker`` with a request file.
+
+Commands: ``probe`` (does the provider load), ``compile`` (context binary), ``placement`` (which nodes HTP
+takes, nothing finalized), ``inspect`` (what a binary says of itself). The answer is written as JSON to the
+path named in the request.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this process with its parent: a killed build leaves no compiler behind."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _session_options(request: dict[str, Any]) -> Any:
+    import onnxruntime as ort
+    import onnxruntime_qnn
+
+    # ONNX Runtime 1.31 sends telemetry unless told otherwise; older builds have no such switch.
+    getattr(ort, "disable_telemetry_events", lambda: None)()
+    ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
+    devices = [d for d in ort.get_ep_devices() if d.ep_name == "QNNExecutionProvider"]
+    if not devices:
+        raise RuntimeError("the QNN execution provider offers no device")
+    options = ort.SessionOptions()
+    options.add_provider_for_devices(devices[:1], request.get("provider_options", {}))
+    for name, value in request.get("session_entries", {}).items():
+        options.add_session_config_entry(name, value)
+    options.log_severity_level = request.get("log_severity", 3)
+    return options
+
+
+def _probe(request: dict[str, Any]) -> dict[str, Any]:
+    _session_options(request)
+    return {}
+
+
+def _compile(request: dict[str, Any]) -> dict[str, Any]:
+    import onnxruntime as ort
+
+    # enable_fallback=0, or ONNX Runtime retries on the CPU and the true error is lost.
+    ort.InferenceSession(request["model"], _session_options(request), enable_fallback=0)
+    return {}
+
+
+def _placement(request: dict[str, Any]) -> dict[str, Any]:
+    import onnxruntime as ort
+
+    session = ort.InferenceSession(request["model"], _session_options(request), enable_fallback=0)
+    nodes = [
+        [node.name, node.op_type, subgraph.ep_name]
+        for subgraph in session.get_provider_graph_assignment_info()
+        for node in subgraph.get_nodes()
+    ]
+    return {"nodes": nodes}
+
+
+def _inspect(request: dict[str, Any]) -> dict[str, Any]:
+    from kokoro_npu.compile import binary
+
+    return {"binary": binary.read_in_process(Path(request["path"]))}
+
+
+_COMMANDS = {"probe": _probe, "compile": _compile, "placement": _placement, "inspect": _inspect}
+
+
+def main(request_path: str) -> int:
+    """Run the request; exit 0 and ``ok: true``, or 1 and a one-line error in the answer."""
+    _die_with_parent()
+    request = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    try:
+        answer = {"ok": True} | _COMMANDS[request["command"]](request)
+    except Exception as error:  # the boundary to the parent: any failure becomes its message
+        answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+    # Kilobytes on Linux.
+    answer["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    target = Path(request["result"])
+    part = target.with_suffix(".part")
+    part.write_text(json.dumps(answer), encoding="utf-8")
+    os.replace(part, target)
+    return 0 if answer["ok"] else 1
