@@ -1,0 +1,68 @@
+"""What a graph costs, counted from its shapes: multiply-accumulates, weight bytes, activation bytes."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+_GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Counts of one static graph.
+
+    Attributes:
+        gmacs: multiply-accumulates of convolutions and matrix products, in 1e9.
+        weight_bytes: bytes of the initializers as stored.
+        activation_bytes: bytes of all tensors that nodes write, Q/DQ pairs counted by their quantized side.
+    """
+
+    gmacs: float
+    weight_bytes: int
+    activation_bytes: int
+
+
+def count(path: Path | str) -> Cost:
+    """Count a model whose dimensions are all integers; its external weights are not read."""
+    model = onnx.shape_inference.infer_shapes(onnx.load(str(path), load_external_data=False))
+    graph = model.graph
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for value in [*graph.input, *graph.value_info, *graph.output]:
+        shapes[value.name] = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        types[value.name] = value.type.tensor_type.elem_type
+    macs = sum(_macs(node, shapes) for node in graph.node)
+    weights = sum(_bytes(tensor.name, shapes, types) for tensor in graph.initializer)
+    # The float side of a Q/DQ pair is never stored: it is fused into the op that writes or reads it.
+    quantized = {node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
+    activations = sum(
+        _bytes(name, shapes, types)
+        for node in graph.node
+        if node.op_type not in ("DequantizeLinear", "Constant")
+        for name in node.output
+        if name not in quantized
+    )
+    return Cost(round(macs / _GIGA, 6), weights, activations)
+
+
+def _macs(node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]]) -> int:
+    if node.op_type == "Conv":
+        weight = shapes[node.input[1]]
+        return math.prod(shapes[node.output[0]]) * math.prod(weight[1:])
+    if node.op_type == "ConvTranspose":
+        weight = shapes[node.input[1]]
+        return math.prod(shapes[node.input[0]]) * math.prod(weight[1:])
+    if node.op_type in ("MatMul", "Gemm"):
+        inner = shapes[node.input[0]]
+        transposed = node.op_type == "Gemm" and any(a.name == "transA" and a.i for a in node.attribute)
+        return math.prod(shapes[node.output[0]]) * inner[-2 if transposed else -1]
+    return 0
+
+
+def _bytes(name: str, shapes: dict[str, tuple[int, ...]], types: dict[str, int]) -> int:
+    if name not in shapes or types[name] == TensorProto.UNDEFINED:
+        return 0
+    return math.prod(shapes[name]) * helper.tensor_dtype_to_np_dtype(types[name]).itemsize

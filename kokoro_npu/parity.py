@@ -1,0 +1,145 @@
+"""Parity of one bucket with upstream's unpadded PyTorch model, and the gates on it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from kokoro import KModel
+from tqdm import tqdm
+
+from kokoro_npu import metrics, reference
+from kokoro_npu.decoder import StaticDecoder
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.features import Recorded
+from kokoro_npu.geometry import Bucket
+from kokoro_npu.runtime import Array, crop, pad_to_bucket, trim
+from kokoro_npu.sessions import THREADS, cpu_session
+
+Variant = Callable[[dict[str, Array]], Array]
+"""A decoder: inputs by name to audio [1, 600 T]."""
+
+TORCH, FP32, QUANT = "torch", "fp32", "quant"
+
+
+def variants(model: KModel, bucket: Bucket, fp32: Path, quantized: Path) -> Iterator[tuple[str, Variant]]:
+    """The decoders that are judged, one in memory at a time: static torch, fp32 ONNX and quantized ONNX."""
+    torch.set_num_threads(THREADS)
+    yield TORCH, torch_variant(StaticDecoder(model.decoder, bucket))
+    yield FP32, onnx_variant(fp32)
+    yield QUANT, onnx_variant(quantized)
+
+
+def torch_variant(decoder: StaticDecoder) -> Variant:
+    """The static decoder in torch."""
+
+    def run(inputs: dict[str, Array]) -> Array:
+        with torch.inference_mode():
+            return decoder(**{name: torch.from_numpy(value) for name, value in inputs.items()}).numpy()
+
+    return run
+
+
+def onnx_variant(path: Path) -> Variant:
+    """A decoder on ONNX Runtime CPU."""
+    session = cpu_session(path)
+
+    def run(inputs: dict[str, Array]) -> Array:
+        return session.run(None, inputs)[0]
+
+    return run
+
+
+def fitting(recorded: Sequence[Recorded], bucket: Bucket, model: KModel) -> list[Recorded]:
+    """The utterances that fit a bucket; for a bucket too small for any, the middle of the shortest.
+
+    A cut's reference is upstream's unpadded decoder on the cut features.
+    """
+    fits = [item for item in recorded if item.frames <= bucket.frames]
+    if fits:
+        return fits
+    shortest = min(recorded, key=lambda item: item.frames)
+    features = crop(shortest.features, bucket.frames, (shortest.frames - bucket.frames) // 2)
+    audio = reference.decode(model.decoder, features)
+    return [replace(shortest, id=f"{shortest.id}[cut]", frames=bucket.frames, features=features, reference=audio)]
+
+
+def evaluate(recorded: Sequence[Recorded], bucket: Bucket, candidates: Iterator[tuple[str, Variant]]) -> pd.DataFrame:
+    """Run every candidate on every utterance.
+
+    Returns:
+        One row an utterance and variant: ``utterance, frames, fill, variant, snr_db, waveform_corr, magspec_corr,
+        logmel_mae, band_<edges>_db, duration_mismatches``.
+    """
+    rows = []
+    for variant, run in candidates:
+        for item in tqdm(recorded, desc=f"parity {bucket.frames} {variant}", unit="utterance"):
+            audio = trim(run(pad_to_bucket(item.features, bucket)), item.frames)
+            bands = metrics.band_energy_db(item.reference, audio)
+            rows.append(
+                {
+                    "utterance": item.id,
+                    "frames": item.frames,
+                    "fill": item.frames / bucket.frames,
+                    "variant": variant,
+                    "snr_db": metrics.snr_db(item.reference, audio),
+                    "waveform_corr": metrics.waveform_corr(item.reference, audio),
+                    "magspec_corr": metrics.magspec_corr(item.reference, audio),
+                    "logmel_mae": metrics.logmel_mae(item.reference, audio),
+                    **{f"band_{name}_db": value for name, value in bands.items()},
+                    "duration_mismatches": item.duration_mismatches,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def summarize(table: pd.DataFrame) -> dict[str, Any]:
+    """The worst figures of :func:`evaluate`'s table, flat."""
+
+    def worst(variant: str, column: str, how: str) -> float:
+        return round(float(table.loc[table["variant"] == variant, column].agg(how)), 6)
+
+    bands = [column for column in table.columns if column.startswith("band_")]
+    quantized = table.loc[table["variant"] == QUANT, bands]
+    return {
+        "utterances": int(table["utterance"].nunique()),
+        "torch_snr_db_min": worst(TORCH, "snr_db", "min"),
+        "fp32_snr_db_min": worst(FP32, "snr_db", "min"),
+        "quant_snr_db_min": worst(QUANT, "snr_db", "min"),
+        "quant_waveform_corr_min": worst(QUANT, "waveform_corr", "min"),
+        "quant_magspec_corr_min": worst(QUANT, "magspec_corr", "min"),
+        "quant_logmel_mae_max": worst(QUANT, "logmel_mae", "max"),
+        "quant_band_db_max": round(float(quantized.abs().to_numpy().max()), 6),
+        "duration_mismatches": int(table["duration_mismatches"].max()),
+    }
+
+
+def check_gates(table: pd.DataFrame, gates: Mapping[str, float], where: str) -> None:
+    """Require every gate of every utterance.
+
+    Args:
+        table: of :func:`evaluate`.
+        gates: ``<variant>_<column>_min`` or ``_max`` to a bound, such as ``fp32_snr_db_min: 85``.
+        where: names the bucket in the error.
+
+    Raises:
+        KokoroNpuError: the first gate that is missed, with the worst utterance and by how much, or tokens whose
+            duration differs from PyTorch's. A figure that is not a number misses its gate.
+    """
+    moved = table.loc[table["duration_mismatches"] > 0, "utterance"]
+    if len(moved):
+        raise KokoroNpuError(f"{where}: durations of {moved.iloc[0]} differ from PyTorch's")
+    for gate, bound in gates.items():
+        variant, rest = gate.split("_", 1)
+        column, kind = rest.rsplit("_", 1)
+        rows = table.loc[table["variant"] == variant, ["utterance", column]]
+        margins = rows[column] - bound if kind == "min" else bound - rows[column]
+        missed = ~(margins >= 0)
+        if missed.any():
+            worst = int(margins.fillna(float("-inf")).to_numpy().argmin())
+            raise KokoroNpuError(
+                f"{where}: {rows['utterance'].iloc[worst]} misses {gate} {bound:g} with "
+                f"{rows[column].iloc[worst]:.4g}, by {-margins.iloc[worst]:.3g}; the table is beside the report"
+            )
