@@ -1,0 +1,215 @@
+"""What a valid plan is: the rules of params.yaml, and the resolver ``frames``.
+
+Both ways into the pipeline check the same rules before anything is written:
+
+* ``dvc exp run`` loads this module as a Hydra plugin (``hydra.plugins_path`` in .dvc/config) and composes
+  conf/ into params.yaml; resolving ``buckets: ${frames:…}`` checks the whole composition.
+* a stage reads params.yaml, which somebody may have edited by hand, and calls `check` (stages/_config.py).
+
+The rules decide only whether a stage may run, never what it reads or writes. So this file is no dependency
+of any stage, and a new rule reruns nothing.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import yaml
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from kokoro_npu.errors import KokoroNpuError
+
+_CONF = Path(__file__).resolve().parents[1]
+
+
+class Rule(NamedTuple):
+    """One value's rule: the words for an error line, and the test."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+
+def _integer(low: int, high: int | None = None) -> Rule:
+    words = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+    # type(), because True is an int to isinstance, and 1.5 must not be rounded.
+    return Rule(words, lambda v: type(v) is int and v >= low and (high is None or v <= high))
+
+
+def _number(low: float, high: float = float("inf")) -> Rule:
+    words = f"a number from {low:g} to {high:g}"
+    return Rule(words, lambda v: type(v) in (int, float) and low <= v <= high)
+
+
+def _one_of(*choices: Any) -> Rule:
+    words = f"one of {', '.join(map(str, choices))}"
+    return Rule(words, lambda v: any(v == c and type(v) is type(c) for c in choices))
+
+
+_FRAMES = Rule(
+    "an integer above 0 or a list of them, such as 120 or [120,400]",
+    lambda v: bool(v) and all(type(n) is int and n > 0 for n in (v if isinstance(v, list) else [v])),
+)
+_TEXT = Rule("a text", lambda v: isinstance(v, str) and v != "")
+_FLAG = Rule("true or false", lambda v: isinstance(v, bool))
+_TEXTS = Rule("a list of texts", lambda v: isinstance(v, list) and all(isinstance(s, str) and s for s in v))
+_COUNTS = Rule("a list of integers above 0", lambda v: isinstance(v, list) and all(type(n) is int and n > 0 for n in v))
+_ANY = Rule("anything", lambda _: True)
+_OPTIONS = Rule("a mapping of option names to texts", lambda v: isinstance(v, dict))
+
+RULES: dict[str, Any] = {
+    "seed": _integer(0),
+    "buckets": _FRAMES,
+    "bucket": {"frames": _FRAMES},
+    "weights": {},  # see _weights_rules
+    "export": {"opset": _integer(17)},
+    "features": {"corpus": _TEXT},
+    "quantize": {
+        "precision": _one_of("w8a16", "w8a8", "fp16"),
+        "activation_bits": _one_of(8, 16),
+        "weight_bits": _one_of(8, 16),
+        "per_channel": _FLAG,
+        "float_scopes": _TEXTS,
+        "calibration": {
+            "frames": _integer(1),
+            "method": _one_of("minmax", "percentile", "entropy"),
+            "short_windows": _COUNTS,
+            "headroom": _number(1, 8),
+        },
+        "gates": {
+            "quant_snr_db_min": _number(-200, 200),
+            "quant_magspec_corr_min": _number(-1, 1),
+            "quant_logmel_mae_max": _number(0),
+        },
+    },
+    "target": {
+        "name": _TEXT,
+        "chip": _TEXT,
+        "soc_model": _integer(1),
+        "htp_arch": _integer(1),
+        "vtcm_mb": _integer(1),
+        "source": _TEXT,
+    },
+    "compile": {
+        "backend": _one_of("local"),
+        "optimization_level": _integer(1, 3),
+        "graph_splitting": _FLAG,
+        "options": _OPTIONS,
+        "memory_reserve_gib": _number(0),
+    },
+    "audit": {"op_table": _TEXT},
+    "parity": {"gates": {"torch_snr_db_min": _number(-200, 200), "fp32_snr_db_min": _number(-200, 200)}},
+    "profile": {"warmup": _integer(0), "runs": _integer(1), "threads": _integer(1)},
+}
+
+
+def check(params: Mapping[str, Any]) -> None:
+    """Require of ``params`` (plain dicts and lists) exactly the keys of `RULES`, with values that they allow.
+
+    Raises:
+        KokoroNpuError: the first problem: an unknown key (with the nearest known one), a missing key, a bad
+            value, or ``buckets`` that do not follow from ``bucket.frames``.
+    """
+    rules = RULES | {"weights": _weights_rules(params.get("weights"))}
+    _check(params, rules, "")
+    if params["buckets"] != _normal(params["bucket"]["frames"]):
+        raise KokoroNpuError(
+            f"params.yaml: buckets {params['buckets']} does not follow from bucket.frames "
+            f"{params['bucket']['frames']}; use `dvc exp run -S bucket.frames=…`, or edit conf/ and make plan"
+        )
+
+
+def check_frames(frames: Any) -> None:
+    """Require an integer above 0, the bucket that one stage of a matrix works on.
+
+    Raises:
+        KokoroNpuError: anything else.
+    """
+    _check(frames, _integer(1), "frames")
+
+
+def _weights_rules(weights: Any) -> dict[str, Rule]:
+    """Exactly the keys of conf/weights/<source>.yaml, as the sources' options differ.
+
+    So ``weights=hub`` (the group, which brings its options along) passes and ``weights.source=hub`` alone
+    does not. The values are checked by kokoro_npu.weights.
+    """
+    known = _one_of(*sorted(path.stem for path in (_CONF / "weights").glob("*.yaml")))
+    if not isinstance(weights, Mapping) or "source" not in weights:
+        return {"source": known}
+    _check(weights["source"], known, "weights.source")
+    option = yaml.safe_load((_CONF / "weights" / f"{weights['source']}.yaml").read_text(encoding="utf-8"))
+    for key in weights:
+        if key not in option:
+            raise KokoroNpuError(
+                f"weights.{key} is no option of source {weights['source']} (known: {', '.join(option)}); "
+                f"to change the source, choose it with its options: weights={weights['source']}"
+            )
+    return dict.fromkeys(option, _ANY)
+
+
+def _check(value: Any, rule: Any, path: str) -> None:
+    if isinstance(rule, Rule):
+        if not rule.holds(value):
+            raise KokoroNpuError(f"{path} is {value!r}; it must be {rule.expected}")
+        return
+    if not isinstance(value, Mapping):
+        raise KokoroNpuError(f"{path or 'params.yaml'} is {value!r}; it must hold {', '.join(rule)}")
+    prefix = f"{path}." if path else ""
+    for key in value:
+        if key not in rule:
+            near = difflib.get_close_matches(str(key), rule, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(rule)}"
+            raise KokoroNpuError(f"{prefix}{key} is not a parameter; {hint}")
+    for key, inner in rule.items():
+        if key not in value:
+            raise KokoroNpuError(f"{prefix}{key} is missing from the parameters")
+        _check(value[key], inner, f"{prefix}{key}")
+
+
+def _normal(frames: Any) -> list[int]:
+    return sorted(set(frames if isinstance(frames, list) else [frames]))
+
+
+def frames(value: Any, *, _root_: DictConfig) -> ListConfig:
+    """Resolver of ``buckets``: ``bucket.frames``, an integer or a list, as a sorted list without repetitions.
+
+    Every composition resolves it exactly once, so it also checks the rest of the plan.
+
+    Raises:
+        KokoroNpuError: a value that is no bucket, or any other problem of the composition (see `check`).
+    """
+    value = OmegaConf.to_container(value) if isinstance(value, ListConfig) else value
+    _check(value, _FRAMES, "bucket.frames")
+    buckets = _normal(value)
+    rest = OmegaConf.create(OmegaConf.to_container(_root_, resolve=False))
+    rest.buckets = buckets
+    check(OmegaConf.to_container(rest, resolve=True))  # type: ignore[arg-type]  # a DictConfig gives a dict
+    return OmegaConf.create(buckets)
+
+
+def one_line(error: BaseException) -> str:
+    """Message of a failed composition as one line: ours where we raised it, else Hydra's or OmegaConf's."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KokoroNpuError):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    # Both end their message with lines for developers.
+    message = str(error).split("\nConfig search path:")[0].split("\n    full_key:")[0]
+    return " ".join(message.split())
+
+
+def _exit_with_one_line(error: BaseException, **_: Any) -> NoReturn:
+    """What DVC calls to print an exception that has ``__pretty_exc__``; else it prints a page and a footer.
+
+    DVC has closed its locks and restored the workspace before it gets here, so leaving is safe.
+    """
+    raise SystemExit(f"error: {one_line(error)}")
+
+
+OmegaConf.register_new_resolver("frames", frames, replace=True)
+for _base in (HydraException, OmegaConfBaseException):
+    _base.__pretty_exc__ = _exit_with_one_line  # type: ignore[union-attr]  # DVC's hook, unknown to Hydra
