@@ -351,7 +351,8 @@ def _conv_transpose(conv: nn.ConvTranspose1d) -> nn.ConvTranspose2d:
         padding=(0, int(conv.padding[0])),
     )
     result.weight.data = conv.weight.detach()[:, :, None, :].clone()
-    assert conv.bias is not None and result.bias is not None
+    assert conv.bias is not None
+    assert result.bias is not None
     result.bias.data = conv.bias.detach().clone()
     return result
 

@@ -9,6 +9,7 @@ import onnxsim
 import torch
 from kokoro import KModel
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from kokoro_npu import duration, prosody
 from kokoro_npu.decoder import StaticDecoder
@@ -104,8 +105,15 @@ def export_decoder(model: KModel, bucket: Bucket, opset: int = DEFAULT_OPSET) ->
     """
     module = StaticDecoder(model.decoder, bucket)
     inputs = {name: torch.zeros(shape) for name, shape in bucket.input_shapes.items()}
-    exported = export_module(module, inputs, list(bucket.output_shapes), opset=opset)
-    return _finish(exported, f"kokoro_decoder_{bucket.frames}")
+    name = f"kokoro_decoder_{bucket.frames}"
+    with tqdm(total=2, desc=f"export {name}", unit="step") as progress:
+        progress.set_postfix_str("trace")  # runs the decoder once
+        exported = export_module(module, inputs, list(bucket.output_shapes), opset=opset)
+        progress.update()
+        progress.set_postfix_str("simplify")
+        finished = _finish(exported, name)
+        progress.update()
+    return finished
 
 
 def _finish(exported: onnx.ModelProto, name: str) -> onnx.ModelProto:

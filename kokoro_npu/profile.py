@@ -24,6 +24,8 @@ from kokoro_npu.geometry import FRAMES_PER_SECOND, Bucket
 
 BACKEND = "onnxruntime-cpu"
 
+_FEWEST_RUNS = 2
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -31,12 +33,15 @@ class Settings:
 
     Attributes:
         warmup: runs that are not counted.
-        runs: runs that are counted.
+        runs: runs that are counted, at most.
+        seconds: no further run is started after so many seconds, once there are two: a long bucket takes half a
+            minute a run.
         threads: of each engine.
     """
 
     warmup: int
     runs: int
+    seconds: float
     threads: int
 
 
@@ -78,14 +83,13 @@ def profile_bucket(
         settings: how long to measure.
 
     Returns:
-        Flat report: ``rtf_p50``, ``latency_ms_p50``, ``latency_ms_p95``, ``load_ms``, ``peak_rss_bytes`` (with each
-        prefix, and ``torch_``), and ``gmacs``, ``weight_bytes``, ``activation_bytes`` of each decoder.
+        Flat report: ``rtf_p50``, ``latency_ms_p50``, ``latency_ms_p95``, ``load_ms``, ``runs``, ``peak_rss_bytes``
+        (with each prefix, and ``torch_``), and ``gmacs``, ``weight_bytes``, ``activation_bytes`` of each decoder.
     """
     report: dict[str, Any] = {
         "backend": BACKEND,
         "frames": bucket.frames,
         "utterance_frames": sentence.frames,
-        "runs": settings.runs,
         "threads": settings.threads,
     }
     for prefix, decoder in decoders.items():
@@ -149,6 +153,8 @@ def _timed(synthesize: Callable[[], None], frames: int, settings: Settings, load
         synthesize()
     seconds = []
     for _ in tqdm(range(settings.runs), desc=name, unit="run"):
+        if len(seconds) >= _FEWEST_RUNS and sum(seconds) > settings.seconds:
+            break
         start = time.perf_counter()
         synthesize()
         seconds.append(time.perf_counter() - start)
@@ -158,6 +164,7 @@ def _timed(synthesize: Callable[[], None], frames: int, settings: Settings, load
         "latency_ms_p50": round(1000 * p50, 1),
         "latency_ms_p95": round(1000 * p95, 1),
         "load_ms": round(1000 * load, 1),
+        "runs": len(seconds),
         # kilobytes on Linux
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

@@ -3,13 +3,13 @@
 Seed 0 leaves these steps to the SDK. They are plain numpy, so that they read like the Kotlin that ships.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import GENERATOR_RATE, SAMPLES_PER_FRAME, Bucket, source_steps
+from kokoro_npu.geometry import FRAMES_PER_SECOND, GENERATOR_RATE, SAMPLES_PER_FRAME, Bucket, source_steps
 
 Array = npt.NDArray[np.float32]
 
@@ -37,7 +37,7 @@ def frame_ratio(frames: int, bucket: Bucket) -> Array:
     return np.array([[f(r) for r in ratios for f in (float, np.sqrt, lambda r: 1 / np.sqrt(r))]], dtype=np.float32)
 
 
-def select_bucket(frames: int, buckets: Iterable[int]) -> Bucket:
+def select_bucket(frames: int, buckets: Collection[int]) -> Bucket:
     """The smallest bucket that holds ``frames``.
 
     Raises:
@@ -46,7 +46,8 @@ def select_bucket(frames: int, buckets: Iterable[int]) -> Bucket:
     fitting = [size for size in buckets if size >= frames]
     if not fitting:
         raise KokoroNpuError(
-            f"{frames} frames ({frames / 40:.1f} s) do not fit any bucket {sorted(buckets)}: split the text"
+            f"{frames} frames ({frames / FRAMES_PER_SECOND:.1f} s) do not fit any bucket "
+            f"{sorted(buckets)}: split the text"
         )
     return Bucket(min(fitting))
 

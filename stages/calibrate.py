@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import onnx
 from _config import plain, stage
 from omegaconf import DictConfig
 
@@ -22,14 +23,20 @@ ENCODINGS = OUT / "encodings.json"
 def main(cfg: DictConfig) -> None:
     """Write artifacts/quantized/{encodings.json,kokoro_decoder.weights,kokoro_decoder.weights.json}."""
     recipe = Recipe.from_options(plain(cfg.quantize))
-    bucket = Bucket(recipe.calibration.frames)
-    model = export_decoder(load_kmodel("artifacts/weights"), bucket, cfg.export.opset)
+    kmodel = load_kmodel("artifacts/weights")
+
+    def decoder(bucket: Bucket) -> onnx.ModelProto:
+        return export_decoder(kmodel, bucket, cfg.export.opset)
+
     if recipe.is_float:
         write_json(ENCODINGS, {})
     else:
         recorded = list(load_recorded("artifacts/features", CALIBRATION))
-        calibrate(model, list(calibration_samples(recorded, recipe.calibration)), recipe, ENCODINGS)
-    Pack.write(quantize_decoder(model, recipe, ENCODINGS), OUT / "kokoro_decoder.weights")
+        samples = calibration_samples(recorded, recipe.calibration)
+        calibrate(((decoder(bucket), inputs) for bucket, inputs in samples.items()), recipe, ENCODINGS)
+    # The weights are the same in every bucket.
+    quantized = quantize_decoder(decoder(Bucket(min(recipe.calibration.frames))), recipe, ENCODINGS)
+    Pack.write(quantized, OUT / "kokoro_decoder.weights")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,10 @@ _TEXT = Rule("a text", lambda v: isinstance(v, str) and v != "")
 _FLAG = Rule("true or false", lambda v: isinstance(v, bool))
 _TEXTS = Rule("a list of texts", lambda v: isinstance(v, list) and all(isinstance(s, str) and s for s in v))
 _COUNTS = Rule("a list of integers above 0", lambda v: isinstance(v, list) and all(type(n) is int and n > 0 for n in v))
+_BUCKETS = Rule(
+    "a list of integers above 0, not empty",
+    lambda v: isinstance(v, list) and bool(v) and all(type(n) is int and n > 0 for n in v),
+)
 _ANY = Rule("anything", lambda _: True)
 _OPTIONS = Rule("a mapping of option names to texts", lambda v: isinstance(v, dict))
 
@@ -73,7 +77,7 @@ RULES: dict[str, Any] = {
         "per_channel": _FLAG,
         "float_scopes": _TEXTS,
         "calibration": {
-            "frames": _integer(1),
+            "frames": _BUCKETS,
             "method": _one_of("minmax", "percentile", "entropy"),
             "short_windows": _COUNTS,
             "headroom": _number(1, 8),
@@ -101,7 +105,7 @@ RULES: dict[str, Any] = {
     },
     "audit": {"op_table": _TEXT},
     "parity": {"gates": {"torch_snr_db_min": _number(-200, 200), "fp32_snr_db_min": _number(-200, 200)}},
-    "profile": {"warmup": _integer(0), "runs": _integer(1), "threads": _integer(1)},
+    "profile": {"warmup": _integer(0), "runs": _integer(2), "seconds": _number(0), "threads": _integer(1)},
 }
 
 

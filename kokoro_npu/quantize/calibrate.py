@@ -1,11 +1,12 @@
-"""Activation ranges, measured on one small bucket for all buckets."""
+"""Activation ranges, measured on a few small buckets for all buckets."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 from onnxruntime.quantization import CalibrationDataReader
 from onnxruntime.quantization.calibrate import TensorsData, create_calibrator, save_tensors_data
 from tqdm import tqdm
@@ -14,7 +15,8 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.quantize.recipe import Calibration, Recipe
-from kokoro_npu.runtime import Array, crop, pad_to_bucket
+from kokoro_npu.runtime import Array, crop, pad_to_bucket, select_bucket
+from kokoro_npu.sessions import THREADS
 
 
 class _Samples(CalibrationDataReader):
@@ -25,52 +27,72 @@ class _Samples(CalibrationDataReader):
         return next(self._samples, None)
 
 
-def calibration_samples(recorded: Sequence[Recorded], calibration: Calibration) -> Iterator[dict[str, Array]]:
-    """Decoder inputs to calibrate on: every utterance that fits the bucket, then the short windows.
+def calibration_samples(recorded: Sequence[Recorded], calibration: Calibration) -> dict[Bucket, list[dict[str, Array]]]:
+    """Decoder inputs to calibrate on, by bucket: each utterance in the smallest that holds it, and the short windows.
 
     Raises:
-        KokoroNpuError: no utterance fits, or a window is longer than the bucket or the utterances.
+        KokoroNpuError: an utterance fits no bucket, or a window is longer than the utterance it is cut from.
     """
-    bucket = Bucket(calibration.frames)
-    fitting = [item for item in recorded if item.frames <= bucket.frames]
-    if not fitting:
-        raise KokoroNpuError(f"no calibration utterance fits quantize.calibration.frames={bucket.frames}")
-    for item in fitting:
-        yield pad_to_bucket(item.features, bucket)
+    samples: dict[Bucket, list[dict[str, Array]]] = {Bucket(frames): [] for frames in sorted(calibration.frames)}
+    for item in recorded:
+        bucket = select_bucket(item.frames, calibration.frames)
+        samples[bucket].append(pad_to_bucket(item.features, bucket))
+    smallest = next(iter(samples))
     for number, window in enumerate(calibration.short_windows):
-        item = fitting[number % len(fitting)]
-        if window > item.frames:
+        item = recorded[number % len(recorded)]
+        if window > min(item.frames, smallest.frames):
             raise KokoroNpuError(
-                f"quantize.calibration.short_windows: {window} frames exceed {item.id} ({item.frames} frames)"
+                f"quantize.calibration.short_windows: {window} frames exceed {item.id} ({item.frames} frames) "
+                f"or the smallest bucket ({smallest.frames} frames)"
             )
         # From the middle: the ends of an utterance are silence.
-        yield pad_to_bucket(crop(item.features, window, (item.frames - window) // 2), bucket)
+        cut = crop(item.features, window, (item.frames - window) // 2)
+        samples[smallest].append(pad_to_bucket(cut, smallest))
+    return samples
 
 
 def calibrate(
-    model: onnx.ModelProto, samples: Sequence[dict[str, Array]], recipe: Recipe, encodings_path: Path
+    batches: Iterable[tuple[onnx.ModelProto, Sequence[dict[str, Array]]]], recipe: Recipe, encodings_path: Path
 ) -> None:
-    """Measure the range of every activation and write the encodings.
+    """Measure the range of every activation over all batches and write the encodings.
 
     Args:
-        model: the decoder of the calibration bucket, weights inside.
-        samples: its inputs; see :func:`calibration_samples`.
+        batches: decoders of some buckets, weights inside, each with its inputs; tensor names are the same in all.
         recipe: method and headroom.
         encodings_path: JSON in the form of onnxruntime's calibration cache, tensor name to range.
     """
-    with tempfile.TemporaryDirectory(prefix="kokoro-calibrate-") as directory:
-        model_path = Path(directory) / "model.onnx"
-        onnx.save(model, model_path)
-        calibrator = create_calibrator(
-            model_path,
-            augmented_model_path=str(Path(directory) / "augmented.onnx"),
-            calibrate_method=recipe.method,
-        )
-        calibrator.collect_data(_Samples(tqdm(samples, desc="calibrate", unit="sample")))
-        ranges = calibrator.compute_data()
+    ranges: dict[str, tuple[float, float]] = {}
+    for model, samples in batches:
+        if samples:
+            measured = _measure(model, samples, recipe)
+            for name in measured.keys():  # noqa: SIM118  # TensorsData is no mapping
+                low, high = (float(np.asarray(bound).item()) for bound in measured[name].range_value)
+                before = ranges.get(name, (low, high))
+                ranges[name] = (min(low, before[0]), max(high, before[1]))
     headroom = recipe.calibration.headroom
-    widened = {
-        name: tuple(np.float32(bound * headroom) for bound in ranges[name].range_value)
-        for name in sorted(ranges.keys())
-    }
+    widened = {name: tuple(np.float32(bound * headroom) for bound in ranges[name]) for name in sorted(ranges)}
     save_tensors_data(TensorsData(recipe.method, widened), encodings_path)
+
+
+def _measure(model: onnx.ModelProto, samples: Sequence[dict[str, Array]], recipe: Recipe) -> TensorsData:
+    with tempfile.TemporaryDirectory(prefix="kokoro-calibrate-") as directory:
+        model_path, augmented = Path(directory) / "model.onnx", Path(directory) / "augmented.onnx"
+        onnx.save(model, model_path)
+        calibrator = create_calibrator(model_path, augmented_model_path=str(augmented), calibrate_method=recipe.method)
+        calibrator.infer_session = _eager_session(augmented)
+        calibrator.collect_data(_Samples(tqdm(samples, desc=f"calibrate {model.graph.name}", unit="sample")))
+        return calibrator.compute_data()
+
+
+def _eager_session(path: Path) -> ort.InferenceSession:
+    """A session that reduces each tensor as soon as it exists.
+
+    In its default order ONNX Runtime keeps every activation for the reductions at the end: 900 frames take more than
+    22 GiB. In the order of the file, where the calibrator puts them beside their tensors, 2 GiB do.
+    """
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_pattern = False
+    options.intra_op_num_threads = THREADS
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

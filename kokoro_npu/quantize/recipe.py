@@ -25,7 +25,8 @@ class Calibration:
     """How activation ranges are measured.
 
     Attributes:
-        frames: bucket to calibrate on.
+        frames: buckets to calibrate on; an utterance takes the smallest that holds it. A long one is needed, because
+            the peaks of a normalized channel grow with the utterance.
         method: minmax, percentile or entropy.
         short_windows: lengths in frames of cuts from the first utterances. The masked norm's intermediate values
             grow with the root of padded over real length, so that a range measured on full buckets alone clips a
@@ -34,7 +35,7 @@ class Calibration:
             unseen utterance that clips costs ten decibels.
     """
 
-    frames: int
+    frames: tuple[int, ...]
     method: str
     short_windows: tuple[int, ...]
     headroom: float
@@ -65,7 +66,8 @@ class Recipe:
         """Build from the plain values of the config group ``quantize``; its gates are not part of the recipe."""
         values = {name: value for name, value in options.items() if name != "gates"}
         calibration = dict(values.pop("calibration"))
-        calibration["short_windows"] = tuple(calibration["short_windows"])
+        for name in ("frames", "short_windows"):
+            calibration[name] = tuple(calibration[name])
         values["float_scopes"] = tuple(values["float_scopes"])
         return cls(**values, calibration=Calibration(**calibration))
 
