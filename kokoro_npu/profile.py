@@ -6,6 +6,7 @@ says how fast an NPU is.
 
 import multiprocessing
 import resource
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -151,7 +152,7 @@ def _measure_torch(sentence: Sentence, weights_dir: Path, settings: Settings) ->
 def _timed(synthesize: Callable[[], None], frames: int, settings: Settings, load: float, name: str) -> dict[str, Any]:
     for _ in range(settings.warmup):
         synthesize()
-    seconds = []
+    seconds: list[float] = []
     for _ in tqdm(range(settings.runs), desc=name, unit="run"):
         if len(seconds) >= _FEWEST_RUNS and sum(seconds) > settings.seconds:
             break
@@ -165,6 +166,7 @@ def _timed(synthesize: Callable[[], None], frames: int, settings: Settings, load
         "latency_ms_p95": round(1000 * p95, 1),
         "load_ms": round(1000 * load, 1),
         "runs": len(seconds),
-        # kilobytes on Linux
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        # kilobytes, but bytes on macOS
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * (1 if sys.platform == "darwin" else 1024),
     }

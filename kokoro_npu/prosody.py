@@ -80,10 +80,11 @@ class Source(nn.Module):
 
     def _phase(self, f0: Tensor) -> Tensor:
         """Wrapped phase of each harmonic in radians, [1, 9, 600 L]."""
-        cycles = f0 * self.get_buffer("multiples") / SAMPLE_RATE
-        cycles = cycles - torch.floor(cycles)
-        centres = torch.cumsum(cycles.to(torch.float64), dim=2) * SAMPLES_PER_F0
+        exact = f0.to(torch.float64) * self.get_buffer("multiples") / SAMPLE_RATE
+        exact = exact - torch.floor(exact)
+        centres = torch.cumsum(exact, dim=2) * SAMPLES_PER_F0
         centres = (centres - torch.floor(centres)).to(torch.float32)
+        cycles = exact.to(torch.float32)
         zero = torch.zeros_like(cycles[:, :, :1])
         # The signal's ends hold the phase of the outermost centres.
         before = torch.cat([zero, cycles[:, :, 1:]], dim=2)

@@ -52,7 +52,7 @@ def test_every_option_of_every_group_is_a_valid_plan(group: str, option: str) ->
 
 
 BAD_OVERRIDES = {
-    "bucket.frames=0": "bucket.frames is 0; it must be an integer above 0",
+    "bucket.frames=0": "bucket.frames is 0; it must be an integer of at least 2",
     "bucket.frames=-120": "bucket.frames is -120",
     "bucket.frames=abc": "bucket.frames is 'abc'",
     "bucket.frames=1.5": "bucket.frames is 1.5",

@@ -22,7 +22,9 @@ def main() -> None:
     corpus = yaml.safe_load(path.read_text(encoding="utf-8"))
     to_phonemes = EspeakG2P(language="en-us")
     for utterance in corpus["utterances"]:
-        utterance["phonemes"] = to_phonemes(utterance["text"])[0]
+        phonemes = to_phonemes(utterance["text"])[0]
+        # eSpeak marks syllabic consonants (U+0329), which Kokoro's alphabet does not know.
+        utterance["phonemes"] = phonemes.replace("\u0329", "")
     body = yaml.safe_dump(corpus, allow_unicode=True, sort_keys=False, width=110)
     path.write_text(HEADER + body, encoding="utf-8")
 

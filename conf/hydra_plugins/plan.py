@@ -48,17 +48,21 @@ def _one_of(*choices: Any) -> Rule:
     return Rule(words, lambda v: any(v == c and type(v) is type(c) for c in choices))
 
 
+_FEWEST_FRAMES = 2  # an instance norm over one column has no variance
 _FRAMES = Rule(
-    "an integer above 0 or a list of them, such as 120 or [120,400]",
-    lambda v: bool(v) and all(type(n) is int and n > 0 for n in (v if isinstance(v, list) else [v])),
+    f"an integer of at least {_FEWEST_FRAMES} or a list of them, such as 120 or [120,400]",
+    lambda v: bool(v) and all(type(n) is int and n >= _FEWEST_FRAMES for n in (v if isinstance(v, list) else [v])),
 )
 _TEXT = Rule("a text", lambda v: isinstance(v, str) and v != "")
 _FLAG = Rule("true or false", lambda v: isinstance(v, bool))
 _TEXTS = Rule("a list of texts", lambda v: isinstance(v, list) and all(isinstance(s, str) and s for s in v))
-_COUNTS = Rule("a list of integers above 0", lambda v: isinstance(v, list) and all(type(n) is int and n > 0 for n in v))
+_WINDOWS = Rule(
+    f"a list of integers of at least {_FEWEST_FRAMES}, such as [5,12]",
+    lambda v: isinstance(v, list) and (not v or _FRAMES.holds(v)),
+)
 _BUCKETS = Rule(
-    "a list of integers above 0, not empty",
-    lambda v: isinstance(v, list) and bool(v) and all(type(n) is int and n > 0 for n in v),
+    f"a list of integers of at least {_FEWEST_FRAMES}, such as [200,1000]",
+    lambda v: isinstance(v, list) and _FRAMES.holds(v),
 )
 _ANY = Rule("anything", lambda _: True)
 _OPTIONS = Rule("a mapping of option names to texts", lambda v: isinstance(v, dict))
@@ -79,7 +83,7 @@ RULES: dict[str, Any] = {
         "calibration": {
             "frames": _BUCKETS,
             "method": _one_of("minmax", "percentile", "entropy"),
-            "short_windows": _COUNTS,
+            "short_windows": _WINDOWS,
             "headroom": _number(1, 8),
         },
         "gates": {
@@ -126,12 +130,12 @@ def check(params: Mapping[str, Any]) -> None:
 
 
 def check_frames(frames: Any) -> None:
-    """Require an integer above 0, the bucket that one stage of a matrix works on.
+    """Require an integer of at least 2, the bucket that one stage of a matrix works on.
 
     Raises:
         KokoroNpuError: anything else.
     """
-    _check(frames, _integer(1), "frames")
+    _check(frames, _integer(_FEWEST_FRAMES), "frames")
 
 
 def _weights_rules(weights: Any) -> dict[str, Rule]:

