@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from _config import stage
+from _config import plain, stage
 from omegaconf import DictConfig
 
 from kokoro_npu.audit import audit_decoder
@@ -20,7 +20,7 @@ def main(cfg: DictConfig) -> None:
         Path("artifacts/quantized") / name,
         cfg.frames,
         cfg.quantize.precision,
-        Target(**cfg.target),
+        Target(**plain(cfg.target)),
         CompileSettings(**cfg.compile),
         Path("artifacts/audit") / str(cfg.frames),
         cfg.audit.op_table,

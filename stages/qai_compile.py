@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from _config import stage
+from _config import plain, stage
 from omegaconf import DictConfig
 
 from kokoro_npu.compile import CompileSettings, Target, compile_decoder
@@ -17,8 +17,8 @@ def main(cfg: DictConfig) -> None:
         Path("artifacts/quantized") / f"kokoro_decoder_{cfg.frames}.onnx",
         cfg.frames,
         cfg.quantize.precision,
-        Target(**cfg.target),
-        CompileSettings(**cfg.compile),
+        Target(**plain(cfg.target)),
+        CompileSettings(**cfg.compile, aihub=plain(cfg.aihub)),
         Path("artifacts/compiled") / str(cfg.frames),
     )
     write_json(f"reports/compile/{cfg.frames}.json", report | {"weights_source": source_label("artifacts/weights")})

@@ -105,11 +105,12 @@ RERUNS: list[tuple[str, Any, set[str]]] = [
     ("quantize.precision", "w8a8", {"calibrate", "quantize"} | JUDGES),
     ("quantize.calibration.frames", 64, {"calibrate", "quantize"} | JUDGES),
     ("quantize.gates.quant_snr_db_min", 1.0, {"parity-eval", "summary"}),
-    ("target.vtcm_mb", 4, {"op-audit", "qai-compile", "summary"}),
-    ("compile.optimization_level", 3, {"op-audit", "qai-compile", "summary"}),
+    ("target.vtcm_mb", 4, {"op-audit", "qai-compile", "device-profile", "summary"}),
+    ("compile.optimization_level", 3, {"op-audit", "qai-compile", "device-profile", "summary"}),
     ("audit.op_table", "data/other.csv", {"op-audit", "summary"}),
     ("parity.gates.fp32_snr_db_min", 1.0, {"parity-eval", "summary"}),
     ("profile.runs", 2, {"device-profile", "summary"}),
+    ("aihub.utterances", 2, {"qai-compile", "device-profile", "summary"}),
 ]
 
 

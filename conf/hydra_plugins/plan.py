@@ -64,6 +64,11 @@ _BUCKETS = Rule(
     f"a list of integers of at least {_FEWEST_FRAMES}, such as [200,1000]",
     lambda v: isinstance(v, list) and _FRAMES.holds(v),
 )
+_TEXT_OR_NONE = Rule("a text, which may be empty (a number in quotes)", lambda v: isinstance(v, str))
+_DEVICES = Rule(
+    "a device's name or a list of them, such as Samsung Galaxy S24",
+    lambda v: bool(v) and all(isinstance(n, str) and n for n in (v if isinstance(v, list) else [v])),
+)
 _ANY = Rule("anything", lambda _: True)
 _OPTIONS = Rule("a mapping of option names to texts", lambda v: isinstance(v, dict))
 
@@ -99,9 +104,10 @@ RULES: dict[str, Any] = {
         "htp_arch": _integer(1),
         "vtcm_mb": _integer(1),
         "source": _TEXT,
+        "device": _DEVICES,
     },
     "compile": {
-        "backend": _one_of("local"),
+        "backend": _one_of("local", "aihub"),
         "optimization_level": _integer(1, 3),
         "graph_splitting": _FLAG,
         "options": _OPTIONS,
@@ -110,6 +116,18 @@ RULES: dict[str, Any] = {
     "audit": {"op_table": _TEXT},
     "parity": {"gates": {"torch_snr_db_min": _number(-200, 200), "fp32_snr_db_min": _number(-200, 200)}},
     "profile": {"warmup": _integer(0), "runs": _integer(2), "seconds": _number(0), "threads": _integer(1)},
+    "aihub": {
+        "target_runtime": _one_of("qnn_context_binary", "precompiled_qnn_onnx"),
+        "qairt_version": _TEXT_OR_NONE,
+        "compile_options": _TEXT_OR_NONE,
+        "inference_options": _TEXT_OR_NONE,
+        "utterances": _integer(1),
+        "retry_failed": _FLAG,
+        "poll_seconds": _number(1, 3600),
+        "patience_seconds": _number(0, 86400),
+        "job_seconds": _number(1, 604800),
+        "journal": _TEXT,
+    },
 }
 
 

@@ -1,7 +1,7 @@
 """From a static decoder to an HTP context binary.
 
-A backend takes an ONNX decoder and leaves ``<model>_ctx.onnx`` and its ``.bin`` in a directory. ``local``
-runs Qualcomm's offline compiler here; further ones (AI Hub) join :data:`BACKENDS` under their config name.
+A backend takes an ONNX decoder and leaves a context binary in a directory. ``local`` runs Qualcomm's offline compiler
+here, ``aihub`` the one of Qualcomm AI Hub; each stands in :data:`BACKENDS` under its config name.
 """
 
 import difflib
@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Protocol
 
+from kokoro_npu.compile.aihub import AiHubBackend
 from kokoro_npu.compile.local import LocalBackend
 from kokoro_npu.compile.options import CompileSettings, Target
 from kokoro_npu.errors import KokoroNpuError
@@ -37,7 +38,7 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: dict[str, type[Backend]] = {"local": LocalBackend}
+BACKENDS: dict[str, type[Backend]] = {"local": LocalBackend, "aihub": AiHubBackend}
 
 
 def compile_decoder(
@@ -56,13 +57,13 @@ def compile_decoder(
         precision: ``w8a16``, ``w8a8`` or ``fp16``.
         target: the chip.
         settings: backend, level and options.
-        out_dir: emptied first. Holds ``<model>_ctx.onnx`` and ``.bin`` afterwards, or ``why.txt`` when not
-            compiled.
+        out_dir: emptied first. Holds the ``.bin`` afterwards (``local``: beside its ``<model>_ctx.onnx``; ``aihub``:
+            beside a table of the devices), or ``why.txt`` when not compiled.
 
     Returns:
         A flat report: ``compiled``, ``reason`` (empty when compiled), ``backend``, ``frames``, ``precision``,
         ``soc_model``, ``htp_arch``, ``optimization_level``, ``graph_splitting``, ``estimated_bytes``,
-        ``binary_bytes``, ``seconds``, ``peak_rss_bytes``, ``qairt`` and tool versions.
+        ``binary_bytes``, ``seconds``, ``peak_rss_bytes``, ``qairt`` and tool versions; ``aihub`` adds ``device``.
 
     Raises:
         KokoroNpuError: unknown backend or option, missing model, a compile that failed, or a binary that is

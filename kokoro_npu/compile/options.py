@@ -5,8 +5,9 @@ device has (``vtcm_mb=99``), so every name and value is checked here before the 
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kokoro_npu.errors import KokoroNpuError
 
@@ -25,6 +26,7 @@ class Target:
         htp_arch: Hexagon version, 75 for V75.
         vtcm_mb: tightly coupled memory of the HTP in MB, the most a graph may ask for.
         source: where these numbers come from.
+        device: names of AI Hub devices with this chip, one or several; only that backend reads them.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Target:
     htp_arch: int
     vtcm_mb: int
     source: str = ""
+    device: str | Sequence[str] = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class CompileSettings:
         graph_splitting: let the compiler split the graph: less memory, larger binary.
         options: further QNN provider options of the allow-list, name to value.
         memory_reserve_gib: memory in GiB that the compiler must leave to the rest of the machine.
+        aihub: settings of the AI Hub backend, see ``kokoro_npu.aihub.settings.Settings``; no other reads them.
     """
 
     backend: str = "local"
@@ -53,6 +57,7 @@ class CompileSettings:
     graph_splitting: bool = False
     options: Mapping[str, str | int | bool] = field(default_factory=dict)
     memory_reserve_gib: float = 1.5
+    aihub: Mapping[str, Any] = field(default_factory=dict)
 
 
 _FLAG = ("0", "1")

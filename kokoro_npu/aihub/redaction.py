@@ -1,0 +1,69 @@
+"""The token stays inside: every text that leaves goes through here."""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+_HIDDEN = "[token]"
+# Queries of pre-signed storage addresses are credentials as well, if short-lived ones.
+_QUERY = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>]+")
+
+
+class Redactor:
+    """Removes one secret from texts."""
+
+    def __init__(self, secret: str) -> None:
+        forms = {secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1]}
+        # Longest first, or a shorter form would leave the rest of a longer one.
+        self._forms = sorted(filter(None, forms), key=len, reverse=True)
+
+    def __repr__(self) -> str:
+        return "Redactor()"
+
+    def text(self, text: str) -> str:
+        """``text`` without the secret and without the queries of addresses."""
+        for form in self._forms:
+            text = text.replace(form, _HIDDEN)
+        return _QUERY.sub(r"\1?…", text)
+
+    def value(self, value: Any) -> Any:
+        """The same for a JSON-able value, at any depth."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.value(key): self.value(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(inner) for inner in value]
+        return value
+
+
+@contextmanager
+def redacted_logging(redactor: Redactor) -> Iterator[None]:
+    """Take the secret out of every log record of the process, whatever logger or handler it meets.
+
+    A filter on a logger does not see the records of its children, and handlers may be added at any time; the record
+    factory sees all.
+    """
+    inner = logging.getLogRecordFactory()
+    formatter = logging.Formatter()
+
+    def make(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = inner(*args, **kwargs)
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError):  # arguments that do not fit: logging would print them at the handler
+            message = f"{record.msg} {record.args}"
+        record.msg, record.args = redactor.text(message), ()
+        if record.exc_info:
+            record.exc_text = redactor.text(formatter.formatException(record.exc_info))
+            record.exc_info = None
+        return record
+
+    logging.setLogRecordFactory(make)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(inner)

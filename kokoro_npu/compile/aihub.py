@@ -1,0 +1,213 @@
+"""Compile backend of Qualcomm AI Hub: its compiler, for devices that it has."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kokoro_npu.aihub import devices, jobs, transfer
+from kokoro_npu.aihub.journal import Journal, content_key
+from kokoro_npu.aihub.package import merge
+from kokoro_npu.aihub.service import Service, connect
+from kokoro_npu.aihub.settings import Settings, compile_options
+from kokoro_npu.compile import binary, memory, toolchain
+from kokoro_npu.compile.options import CompileSettings, Target
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.files import atomic, sha256
+
+BACKEND = "aihub"
+TABLE = "devices.csv"
+"""One row a device: what came of it, its job's page, and its binary."""
+
+
+def binary_name(onnx_path: Path) -> str:
+    """Name of the binary, the same as the local backend's."""
+    return f"{onnx_path.stem}_ctx_qnn.bin"
+
+
+class AiHubBackend:
+    """Compiles through the service for every device of ``target.device``, side by side.
+
+    The first device's binary lies in the output directory, further ones in a directory of each device's name. The
+    report is the first device's; the table tells of all.
+    """
+
+    def compile(
+        self,
+        onnx_path: Path,
+        frames: int,
+        precision: str,
+        target: Target,
+        settings: CompileSettings,
+        out_dir: Path,
+    ) -> dict[str, Any]:
+        """See :func:`kokoro_npu.compile.compile_decoder`.
+
+        Raises:
+            KokoroNpuError: no device could be compiled for; nothing was uploaded when that could be known before.
+        """
+        options = _options(settings, target)
+        wanted = devices.names(target.device)
+        with connect(Settings.parse(settings.aihub)) as service:
+            found = devices.resolve(service, wanted)
+            targets = [_target_of(device, target, first=device is found[0]) for device in found]
+            rows = _compile_all(service, onnx_path, frames, found, targets, options, settings, out_dir)
+        with atomic(out_dir / TABLE) as tmp:
+            pd.DataFrame(rows).to_csv(tmp, index=False)
+        first = rows[0]
+        if not any(row["compiled"] for row in rows):
+            (out_dir / TABLE).unlink()
+            raise KokoroNpuError("; ".join(dict.fromkeys(str(row["reason"]) for row in rows)))
+        return {
+            "backend": BACKEND,
+            "device": first["device"],
+            "compiled": first["compiled"],
+            "reason": first["reason"],
+            "frames": frames,
+            "precision": precision,
+            "soc_model": target.soc_model,
+            "htp_arch": target.htp_arch,
+            "optimization_level": settings.optimization_level,
+            "graph_splitting": settings.graph_splitting,
+            "estimated_bytes": memory.estimate_bytes(frames, precision, settings),
+            "binary_bytes": first["binary_bytes"],
+            "seconds": first["seconds"],
+            "peak_rss_bytes": 0,  # the service does not tell
+            "qairt": first["qairt"],
+            **toolchain.versions(),
+        }
+
+
+def _options(settings: CompileSettings, target: Target) -> str:
+    if settings.options:
+        raise KokoroNpuError(
+            "compile.options are options of the local compiler; under backend aihub set aihub.compile_options"
+        )
+    if settings.graph_splitting:
+        raise KokoroNpuError("compile.graph_splitting is an option of the local compiler; backend aihub has none")
+    return compile_options(Settings.parse(settings.aihub), settings.optimization_level, target.vtcm_mb)
+
+
+def _target_of(device: devices.Device, target: Target, first: bool) -> Target:
+    """The chip that the device's binary must be for.
+
+    Raises:
+        KokoroNpuError: the first device's chip is not the target; asked before anything is uploaded.
+    """
+    soc, arch = device.soc_model or target.soc_model, device.htp_arch or target.htp_arch
+    if first and (soc, arch) != (target.soc_model, target.htp_arch):
+        raise KokoroNpuError(
+            f"target.device: {device.name} has soc_model {soc}, htp_arch {arch}; {target.name} is soc_model "
+            f"{target.soc_model}, htp_arch {target.htp_arch}: name a device with this chip first, or choose its target"
+        )
+    return replace(target, name=device.name, soc_model=soc, htp_arch=arch)
+
+
+def _compile_all(
+    service: Service,
+    onnx_path: Path,
+    frames: int,
+    found: Sequence[devices.Device],
+    targets: Sequence[Target],
+    options: str,
+    settings: CompileSettings,
+    out_dir: Path,
+) -> list[dict[str, Any]]:
+    journal = Journal(service.settings.journal, service.redactor)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="kokoro-aihub-") as scratch, ExitStack() as locks:
+        model = merge(onnx_path, Path(scratch) / onnx_path.name)
+        digest = sha256(model)
+        requests = [_request(service, journal, model, digest, frames, device, options) for device in found]
+        for request in requests:
+            locks.enter_context(journal.locked(request.entry))
+        outcomes = jobs.run_jobs(service, journal, requests)
+        for device, target, request, outcome in zip(found, targets, requests, outcomes, strict=True):
+            place = out_dir if device is found[0] else out_dir / device.slug
+            row = {"device": device.name, "backend": BACKEND, "compiled": False, "reason": outcome.error}
+            row |= {"soc_model": target.soc_model, "htp_arch": target.htp_arch, "binary_bytes": 0, "seconds": 0.0}
+            row |= {"qairt": "", "sha256": "", "job": journal.read(request.entry).get("url", ""), "options": options}
+            if outcome.job_id:
+                path = place / binary_name(onnx_path)
+                try:
+                    row |= _fetch(service, journal, request, outcome.job_id, target, settings, onnx_path, path)
+                except KokoroNpuError as error:
+                    row["reason"] = str(error)
+            rows.append(row)
+    return rows
+
+
+def _request(
+    service: Service, journal: Journal, model: Path, digest: str, frames: int, device: devices.Device, options: str
+) -> jobs.Request:
+    import qai_hub
+
+    label = f"compile {frames} frames on {device.name}"
+
+    def upload() -> str:
+        return transfer.uploaded_id(
+            service,
+            journal,
+            f"model-{digest[:32]}",
+            f"model {model.name}",
+            lambda client, known: bool(client.get_model(known)),
+            lambda client: str(client.upload_model(str(model), name=f"kokoro-npu {model.stem} {digest}").model_id),
+            model.stat().st_size,
+        )
+
+    def submit(client: qai_hub.Client, model_id: str) -> str:
+        job = client.submit_compile_job(
+            client.get_model(model_id), qai_hub.Device(device.name), name=request.name, options=options, retry=False
+        )
+        assert isinstance(job, qai_hub.CompileJob)  # one device
+        return job.job_id
+
+    request = jobs.Request(jobs.COMPILE, content_key(jobs.COMPILE, digest, options, device.name), label, upload, submit)
+    return request
+
+
+def _fetch(
+    service: Service,
+    journal: Journal,
+    request: jobs.Request,
+    job_id: str,
+    target: Target,
+    settings: CompileSettings,
+    onnx_path: Path,
+    path: Path,
+) -> dict[str, Any]:
+    """Download the binary, check that it is the one asked for, and give its columns of the table."""
+    produced: list[str] = []
+
+    def fetch(client: Any, place: str) -> str | None:
+        model = client.get_job(job_id).get_target_model()
+        if model is None:
+            return None
+        produced[:] = [model.model_id]
+        return str(model.download(place))
+
+    info = transfer.download(service, f"download of {request.label}", fetch, binary.read_binary, path)
+    try:
+        binary.check_binary(info, target, settings.optimization_level, onnx_path, f"{request.label}: {path.name}")
+    except KokoroNpuError:
+        path.unlink()
+        raise
+    digest = sha256(path)
+    entry = journal.update(request.entry, binary_sha256=digest, target_model_id=produced[0])
+    return {
+        "compiled": True,
+        "binary_bytes": path.stat().st_size,
+        "seconds": round(float(entry.get("finished_at", time.time())) - _begun(entry), 1),
+        "qairt": info.qairt_build,
+        "sha256": digest,
+    }
+
+
+def _begun(entry: dict[str, Any]) -> float:
+    """When the job was submitted; of one that was found by its name, when it was seen to end."""
+    return float(entry.get("submitting_at", entry.get("finished_at", time.time())))
