@@ -185,7 +185,8 @@ def _wait(service: Service, journal: Journal, open_jobs: dict[Request, str]) -> 
             changed |= states[request] != status.code
             states[request] = status.code
             if status.success:
-                journal.update(request.entry, state=DONE, finished_at=time.time())
+                finished = journal.read(request.entry).get("finished_at", time.time())  # when it was first seen to end
+                journal.update(request.entry, state=DONE, finished_at=finished)
                 outcomes[request] = Outcome(job_id)
             elif status.failure:
                 reason = status.message or "no reason given"

@@ -79,4 +79,6 @@ class Journal:
                 taken = False
             if not taken:
                 raise KokoroNpuError(f"{lock.name} is held by another run of the same job; let it finish first")
+            for leftover in self.directory.glob(f".{name}.*.part.json"):  # of a killed run (files.atomic)
+                leftover.unlink()
             yield

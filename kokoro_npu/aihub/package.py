@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]  # as elsewhere
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]  # no stubs installed
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic

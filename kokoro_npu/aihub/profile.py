@@ -244,11 +244,8 @@ def _fetch(
             raise ValueError("the profile is empty")
         return found
 
-    kept = journal.directory / f"outputs-{request.key[:32]}-{job_id}.h5"
-    try:
-        audio = read(kept)
-    except KokoroNpuError:
-        audio = transfer.download(service, what, fetch, read, kept)
+    place = journal.directory / f"outputs-{request.key[:32]}-{job_id}.h5"
+    audio = transfer.kept(read, place) or transfer.download(service, what, fetch, read, place)
     return _Answer(audio, service.call(f"profile of {request.label}", profile))
 
 

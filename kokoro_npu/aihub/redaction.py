@@ -8,8 +8,10 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 _HIDDEN = "[token]"
-# Queries of pre-signed storage addresses are credentials as well, if short-lived ones.
+# Queries of pre-signed storage addresses are credentials as well, if short-lived ones: with their address, or as
+# urllib3 logs them, without.
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>]+")
+_SIGNED = re.compile(r"(\?|&)(X-Amz-[\w-]+|Signature|AWSAccessKeyId)=[^\s&'\"<>]*", re.IGNORECASE)
 
 
 class Redactor:
@@ -24,10 +26,10 @@ class Redactor:
         return "Redactor()"
 
     def text(self, text: str) -> str:
-        """``text`` without the secret and without the queries of addresses."""
+        """``text`` without the secret, the queries of addresses, and signatures."""
         for form in self._forms:
             text = text.replace(form, _HIDDEN)
-        return _QUERY.sub(r"\1?…", text)
+        return _SIGNED.sub(r"\1…", _QUERY.sub(r"\1?…", text))
 
     def value(self, value: Any) -> Any:
         """The same for a JSON-able value, at any depth."""

@@ -37,7 +37,8 @@ class Settings:
         call_seconds: limit of one call; transfers get a second more for each ``transfer_bytes``.
         transfer_bytes: slowest rate at which a transfer is still waited for, bytes a second.
         backoff_seconds: first pause after a failure; it doubles up to a minute.
-        settle_seconds: how long after a lost reply the job may take to show up in the service's list.
+        settle_seconds: how long after a lost reply the job may take to show up in the service's list. The service ends
+            a request after 26 s (``qai_hub.util.session``), so none can come to be later.
     """
 
     journal: str = "artifacts/aihub"
@@ -54,7 +55,7 @@ class Settings:
     call_seconds: float = 120.0
     transfer_bytes: float = 32 * 1024.0
     backoff_seconds: float = 1.0
-    settle_seconds: float = 20.0
+    settle_seconds: float = 30.0
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "Settings":

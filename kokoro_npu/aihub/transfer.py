@@ -70,7 +70,7 @@ def download(
     Raises:
         KokoroNpuError: no answer, or ``read`` failed on each of three downloads. ``target`` is then as before.
     """
-    scratch = target.with_name(f".{target.name}.part")
+    scratch = _scratch(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     pauses = service.pauses(what)
     try:
@@ -95,6 +95,19 @@ def download(
         raise AssertionError("unreachable")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def kept(read: Callable[[Path], T], target: Path) -> T | None:
+    """What ``read`` makes of an earlier download, None if there is none or it is damaged."""
+    shutil.rmtree(_scratch(target), ignore_errors=True)  # of a run that was killed after it gave the file its name
+    try:
+        return read(target)
+    except KokoroNpuError:
+        return None
+
+
+def _scratch(target: Path) -> Path:
+    return target.with_name(f".{target.name}.part")
 
 
 def _unpacked(path: Path, suffix: str) -> Path:

@@ -1,0 +1,681 @@
+"""AI Hub through the real client against a loopback server: what goes right, and each known trap."""
+
+import json
+import logging
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pandas as pd
+import pytest
+from qai_hub.util import session
+
+from kokoro_npu import parity
+from kokoro_npu.aihub.credentials import INI_VARIABLE, read_credentials
+from kokoro_npu.aihub.journal import Journal
+from kokoro_npu.aihub.package import merge
+from kokoro_npu.aihub.redaction import Redactor, redacted_logging
+from kokoro_npu.aihub.service import connect
+from kokoro_npu.aihub.settings import Settings, compile_options, inference_options
+from kokoro_npu.compile import CompileSettings, binary, compile_decoder, local, toolchain
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.files import sha256
+from kokoro_npu.profile import Sentence, profile_bucket
+from kokoro_npu.profile import Settings as CpuSettings
+from tests import aihub_case as case
+from tests.aihub_case import FRAMES, S23, S24, SM8650, TAB, Place, several
+from tests.aihub_server import OLDER, PHONE, TOKEN, FakeHub, Fault, serve
+
+
+@pytest.fixture(autouse=True)
+def _no_token_leaves(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """In every test: made-up binaries, and afterwards no token in any file, line or log record at the finest level."""
+    case.use_made_binaries(monkeypatch.setattr)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    caplog.set_level(logging.DEBUG)
+    yield
+    out, err = capfd.readouterr()
+    case.assert_no_token(tmp_path, out, err, caplog.text)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with serve(case.hub()) as running:
+        monkeypatch.setenv(INI_VARIABLE, str(case.write_ini(tmp_path / "client.ini", running.url)))
+        yield running
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def failure(run: Callable[[], Any]) -> str:
+    """The one line that a run ends in; nothing in the exception or what it came from holds the token."""
+    with pytest.raises(KokoroNpuError) as caught:
+        run()
+    seen: BaseException | None = caught.value
+    while seen is not None:
+        assert TOKEN not in f"{seen!r} {seen} {seen.args}"
+        seen = seen.__cause__ or seen.__context__
+    assert TOKEN not in "".join(traceback.format_exception(caught.value))
+    line = str(caught.value)
+    assert "\n" not in line
+    assert len(line) < 900
+    return line
+
+
+# --- A: what comes out ---
+
+
+def test_compile_and_measure_on_a_device(hub: FakeHub, place: Place) -> None:
+    report = place.compile()
+    blob = place.compiled / f"kokoro_decoder_{FRAMES}_ctx_qnn.bin"
+    assert sorted(p.name for p in place.compiled.iterdir()) == ["devices.csv", blob.name]
+    assert (report["backend"], report["device"], report["compiled"]) == ("aihub", S24, True)
+    assert (report["binary_bytes"], report["qairt"]) == (blob.stat().st_size, "v2.45")
+
+    measured = place.profile()
+    assert measured["quant_latency_ms_p50"] == 2.15
+    assert measured["quant_rtf_p50"] == round(0.00215 * 40 / FRAMES, 4)
+    assert (measured["device_memory_low_bytes"], measured["device_memory_high_bytes"]) == (40_000_000, 50_000_000)
+    assert [measured[f"device_ops_{unit}"] for unit in ("npu", "gpu", "cpu")] == [2, 0, 1]
+    assert measured["device_utterances"] == 2
+    folder = place.profiled / "samsung-galaxy-s24"
+    assert pd.read_csv(folder / "layers.csv")["name"].tolist() == ["conv1", "norm1", "cast"]
+
+    # The parity is that of the audio the device returned, by the functions and columns of parity-eval.
+    chosen = sorted(case.utterances(), key=lambda item: -item.frames)[:2]
+    spoken = iter([case.speak({"energy": [i["energy"]]})["audio"][0] for i in _padded(chosen)])
+    table = parity.evaluate(chosen, case.BUCKET, iter([("quant", lambda _: next(spoken))]))
+    found = pd.read_csv(folder / "parity.csv")
+    assert found.columns.tolist() == table.columns.tolist()
+    assert np.allclose(found["snr_db"], table["snr_db"], rtol=1e-4)
+    assert measured["device_quant_snr_db_min"] == pytest.approx(table["snr_db"].min(), rel=1e-5)
+
+
+def _padded(chosen: list[Any]) -> list[dict[str, np.ndarray]]:
+    from kokoro_npu.runtime import pad_to_bucket
+
+    return [pad_to_bucket(item.features, case.BUCKET) for item in chosen]
+
+
+def test_the_reports_have_the_keys_of_the_local_ones(hub: FakeHub, place: Place, tmp_path: Path) -> None:
+    remote, measured = place.compile(), place.profile()
+    settings = CompileSettings(memory_reserve_gib=1e6)  # refused for want of memory: the report is whole all the same
+    here = compile_decoder(place.model, FRAMES, "w8a16", SM8650, settings, tmp_path / "local")
+    assert not here["compiled"]
+    assert set(remote) == set(here) | {"device"}
+    assert remote["backend"] != here["backend"] == local.BACKEND
+
+    def fake(*_: Any) -> dict[str, Any]:
+        keys = ("rtf_p50", "latency_ms_p50", "latency_ms_p95", "load_ms", "peak_rss_bytes")
+        return dict.fromkeys(keys, 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kokoro_npu.profile._in_own_process", fake)  # the measuring itself; the keys around it are real
+        spoken = Sentence(np.zeros((1, 3), np.int64), np.zeros((1, 256), np.float32), 1.0, FRAMES)
+        decoders = {"": place.model, "quant_": place.model}
+        cpu = profile_bucket(spoken, case.BUCKET, tmp_path, tmp_path, decoders, tmp_path, CpuSettings(0, 1, 1))
+    assert {key for key in measured if not key.startswith("device")} == set(cpu)
+
+
+def test_the_weights_go_up_inside_the_model(hub: FakeHub, place: Place, tmp_path: Path) -> None:
+    place.compile()
+    (sent,) = [m.data for m in hub.models.values() if m.name.startswith("kokoro-npu kokoro_decoder")]
+    model = onnx.load_from_string(sent)
+    onnx.checker.check_model(model)
+    assert (
+        len(hub.models["m000001"].data) == len(sent) > (place.root / "quantized/kokoro_decoder.weights").stat().st_size
+    )
+    again = merge(place.model, tmp_path / "elsewhere" / "m.onnx")
+    assert again.read_bytes() == sent
+
+
+def test_a_large_model_goes_up_in_parts(hub: FakeHub, place: Place) -> None:
+    hub.part_size = 500
+    assert place.compile()["compiled"]
+    assert sum(request[0] == "PUT" for request in hub.requests) > 2
+
+
+def test_options_reach_the_service(hub: FakeHub, place: Place) -> None:
+    place.compile(
+        qairt_version="2.45",
+        compile_options="--qnn_options default_graph_htp_vtcm_size=4;context_priority=HIGH --truncate_64bit_io",
+    )
+    place.profile(inference_options="--max_profiler_iterations 50", qairt_version="2.45")
+    compiled, measured = (getattr(job.pb, str(job.pb.WhichOneof("job"))) for job in hub.jobs.values())
+    assert compiled.options == (
+        "--target_runtime qnn_context_binary --qnn_options default_graph_htp_optimizations=O=2;"
+        "default_graph_htp_precision=FLOAT16;default_graph_htp_vtcm_size=4;context_priority=HIGH "
+        "--qairt_version 2.45 --truncate_64bit_io"
+    )
+    assert measured.options == "--qairt_version 2.45 --max_profiler_iterations 50"
+    assert measured.is_profiling_on
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"compile_options": "--target_runtime tflite"}, "set aihub.target_runtime"),
+        ({"compile_options": "--qairt_version=2.1"}, "set aihub.qairt_version"),
+        ({"inference_options": "--qairt_version 2.1"}, "set aihub.qairt_version"),
+        ({"compile_options": "--qnn_options O=3;x"}, "'x' is no key=value"),
+        ({"compile_options": "'"}, "cannot be read"),
+        ({"target_runtime": "tflite"}, "must be one of qnn_context_binary"),
+        ({"compile_option": ""}, "did you mean compile_options"),
+    ],
+)
+def test_bad_options_are_one_line(settings: dict[str, str], message: str) -> None:
+    def options() -> None:
+        parsed = Settings.parse(settings)
+        compile_options(parsed, 2, 8)
+        inference_options(parsed)
+
+    assert message in failure(options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"options": {"vtcm_mb": 4}}, "set aihub.compile_options"), ({"graph_splitting": True}, "local compiler")],
+)
+def test_options_of_the_local_compiler_are_refused(
+    hub: FakeHub, place: Place, changes: dict[str, Any], message: str
+) -> None:
+    settings = replace(CompileSettings("aihub", aihub=place.settings), **changes)
+    line = failure(lambda: compile_decoder(place.model, FRAMES, "w8a16", SM8650, settings, place.compiled))
+    assert message in line
+    assert hub.requests == []
+
+
+def test_an_archive_gives_its_one_binary(hub: FakeHub, place: Place) -> None:
+    import io
+    import zipfile
+
+    def archive(model: bytes, options: str, device: str) -> bytes:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as file:
+            file.writestr("model.onnx/model.onnx", b"onnx")
+            file.writestr("model.onnx/../../qnn.bin", case.make_binary(model, options, device))
+        return buffer.getvalue()
+
+    hub.compiler, hub.download_name = archive, "job.onnx.zip"
+    assert place.compile(target_runtime="precompiled_qnn_onnx")["compiled"]
+    assert sorted(p.name for p in place.root.iterdir()) == ["aihub", "client.ini", "compiled", "quantized"]
+
+
+@pytest.mark.parametrize(("wrong", "message"), [({"device": S23}, "is for soc_model 43"), ({"level": 1}, "at level 1")])
+def test_another_binary_than_asked_for_is_caught(
+    hub: FakeHub, place: Place, wrong: dict[str, Any], message: str
+) -> None:
+    def other(model: bytes, options: str, device: str) -> bytes:
+        options = options.replace("=O=2", f"=O={wrong.get('level', 2)}")
+        return case.make_binary(model, options, wrong.get("device", device))
+
+    hub.compiler = other
+    assert message in failure(place.compile)
+    assert list(place.compiled.iterdir()) == []
+
+
+# --- B: nothing lost, nothing twice ---
+
+
+def test_a_second_run_submits_and_uploads_nothing(hub: FakeHub, place: Place) -> None:
+    first = [place.compile(), place.profile()]
+    digest = sha256(place.compiled / f"kokoro_decoder_{FRAMES}_ctx_qnn.bin")
+    before = {path: hub.posts(path) for path in ("models", "datasets", "jobs")}
+    assert before == {"models": 1, "datasets": 1, "jobs": 2}  # the binary is the compile job's, not uploaded again
+    second = [place.compile(), place.profile()]
+    assert {path: hub.posts(path) for path in before} == before
+    assert second == first
+    assert sha256(place.compiled / f"kokoro_decoder_{FRAMES}_ctx_qnn.bin") == digest
+
+
+def test_a_fresh_clone_adopts_the_jobs_by_name(hub: FakeHub, place: Place, tmp_path: Path) -> None:
+    place.compile()
+    place.profile()
+    other = Place(tmp_path / "clone")
+    other.compile()
+    other.profile()
+    assert hub.posts("jobs") == 2
+    assert len(set(hub.names())) == 2
+
+
+@pytest.mark.parametrize("kind", ["lose", "garbage", "empty", "html", "cut"])
+@pytest.mark.parametrize("hidden", [0, 2])
+def test_a_lost_reply_of_a_submission_makes_no_second_job(hub: FakeHub, place: Place, kind: str, hidden: int) -> None:
+    """The client alone posts again; here the job is looked for first, even if it is listed late."""
+    hub.hide_new_jobs_for = hidden
+    hub.fault = lambda _, method, path: Fault(kind) if (method, path) == ("POST", "jobs") else None
+    place.compile(settle_seconds=2.0)
+    assert hub.posts("jobs") == 1
+    place.profile(settle_seconds=2.0)
+    assert hub.posts("jobs") == 2
+
+
+def test_a_request_that_never_arrived_is_sent_again(hub: FakeHub, place: Place) -> None:
+    hub.fault = lambda _, __, path: Fault("drop") if path == "jobs" and hub.posts("jobs") == 1 else None
+    assert place.compile()["compiled"]
+    assert hub.posts("jobs") == 2
+    assert len(hub.jobs) == 1
+
+
+def test_an_abandoned_call_submits_nothing_later(hub: FakeHub, place: Place) -> None:
+    """A submission that hangs before its POST is given up; when it wakes up it has no token and no address."""
+    looks = 0
+
+    def hang_once(_: int, __: str, path: str) -> Fault | None:
+        nonlocal looks
+        looks += path == "devices"
+        return Fault("slow", seconds=0.8) if path == "devices" and looks == 2 else None
+
+    hub.fault = hang_once
+    place.compile(call_seconds=0.3)
+    import time
+
+    time.sleep(1.0)
+    assert len(hub.jobs) == 1
+
+
+def test_a_failed_job_is_told_and_not_submitted_again_unless_asked(hub: FakeHub, place: Place) -> None:
+    hub.compiler = lambda *_: f"no luck with {TOKEN}."
+    for _ in range(2):
+        line = failure(place.compile)
+        assert "AI Hub failed the job: no luck with [token]" in line
+        assert f"{hub.url}/jobs/j000002/" in line
+        assert "aihub.retry_failed=true" in line
+    assert len(hub.jobs) == 1
+    # Without a journal, too: the failed job is found by its name.
+    for path in (place.root / "aihub").iterdir():
+        path.unlink()
+    assert "no luck" in failure(place.compile)
+    assert len(hub.jobs) == 1
+    hub.compiler = case.make_binary
+    assert place.compile(retry_failed=True)["compiled"]
+    assert len(hub.jobs) == 2
+    assert place.compile()["compiled"]
+    assert len(hub.jobs) == 2
+
+
+def test_429_is_waited_out_by_our_own_rule(hub: FakeHub, place: Place) -> None:
+    """The client's own rule ends after seven tries."""
+    limited = {"devices", "job_summaries", "models", "jobs"}
+
+    def first_nine(_: int, method: str, path: str) -> Fault | None:
+        early = path in limited and hub.requests.count((method, path)) <= 9
+        return Fault("status", 429) if early else None
+
+    hub.fault = first_nine
+    assert place.compile(patience_seconds=60.0, connect_seconds=60.0, backoff_seconds=0.001)["compiled"]
+    assert all(sum(path == p for _, p in hub.requests) >= 10 for path in limited)
+    assert len(hub.jobs) == 1
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_a_service_that_stays_down_ends_in_one_line(hub: FakeHub, place: Place, status: int) -> None:
+    hub.fault = lambda *_: Fault("status", status)
+    line = failure(lambda: place.compile(connect_seconds=0.1))
+    assert "list of devices: gave up after 0.1 s of failures" in line
+    hub.fault = lambda _, method, __: Fault("status", status) if method == "POST" else None
+    assert "gave up after 0.2 s" in failure(lambda: place.compile(patience_seconds=0.2))
+    hub.fault = lambda *_: None
+    assert place.compile()["compiled"]
+    assert len(hub.jobs) == 1
+
+
+def test_a_dead_service_ends_in_one_line(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(case.hub()) as gone:
+        pass
+    monkeypatch.setenv(INI_VARIABLE, str(case.write_ini(tmp_path / "client.ini", gone.url)))
+    line = failure(lambda: place.compile(connect_seconds=0.2))
+    assert "gave up after 0.2 s of failures, the last: " in line
+    assert "Could not connect" in line
+
+
+def test_a_service_that_never_answers_ends_in_one_line(hub: FakeHub, place: Place) -> None:
+    hub.fault = lambda *_: Fault("hang", seconds=3)
+    assert "no answer within 0.1 s" in failure(lambda: place.compile(call_seconds=0.1, connect_seconds=0.3))
+
+
+def test_the_clients_retries_are_restored(hub: FakeHub, place: Place) -> None:
+    before = session.MAX_RETRIES
+    with connect(Settings.parse(place.settings)):
+        assert session.MAX_RETRIES == 0
+    assert session.MAX_RETRIES == before > 0
+
+
+def test_a_job_that_takes_too_long_is_kept(hub: FakeHub, place: Place) -> None:
+    hub.polls = 10**9
+    line = failure(lambda: place.compile(job_seconds=0.05))
+    assert "still OPTIMIZING_MODEL after" in line
+    assert "run again to go on waiting" in line
+    hub.polls = 1
+    assert place.compile()["compiled"]
+    assert len(hub.jobs) == 1
+
+
+def test_waiting_shows_state_and_time(hub: FakeHub, place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    hub.polls = 4
+    place.compile()
+    err = capfd.readouterr().err
+    assert f"AI Hub: 0 s: compile {FRAMES} frames on {S24}: OPTIMIZING_MODEL\n" in err
+    assert f"AI Hub: 0 s: compile {FRAMES} frames on {S24}: SUCCESS\n" in err
+
+
+def test_a_job_that_the_service_does_not_know(hub: FakeHub, place: Place) -> None:
+    place.compile()
+    hub.jobs.clear()
+    line = failure(place.compile)
+    assert "job j000002 stands in" in line
+    assert "delete it to submit anew" in line
+    for path in (place.root / "aihub").glob("compile-*.json"):
+        path.unlink()
+    assert place.compile()["compiled"]
+
+
+def test_expired_uploads_are_made_again(hub: FakeHub, place: Place) -> None:
+    place.compile()
+    place.profile()
+    for dataset in hub.datasets.values():
+        dataset.age_days = 31
+    hub.jobs.clear()
+    hub.models.clear()
+    for path in (place.root / "aihub").glob("[ci]*-*.json"):  # jobs of compile and inference; uploads stay
+        path.unlink()
+    for path in (place.root / "aihub").glob("outputs-*"):
+        path.unlink()
+    place.compile()
+    place.profile()
+    assert hub.posts("models") == 2
+    assert hub.posts("datasets") == 2
+
+
+def test_damaged_downloads_are_fetched_again_and_never_kept(hub: FakeHub, place: Place) -> None:
+    cut = 0
+
+    def twice(_: int, method: str, path: str) -> Fault | None:
+        nonlocal cut
+        cut += method == "GET" and path.startswith("storage/")
+        return Fault("garbage") if path.startswith("storage/") and method == "GET" and cut < 3 else None
+
+    hub.fault = twice
+    assert place.compile()["compiled"]
+    assert cut == 3
+    cut = -10
+    line = failure(place.compile)
+    assert "damaged 3 times" in line
+    assert list(place.compiled.rglob("*")) == []
+
+
+def test_outputs_that_are_not_the_decoders_are_refused(hub: FakeHub, place: Place) -> None:
+    place.compile()
+    hub.device = lambda inputs, name: {"audio": [np.zeros((1, 10), np.float32)] * 2}
+    assert "instead of 2 times 2400 samples" in failure(place.profile)
+
+
+def test_a_held_lock_is_one_line(hub: FakeHub, place: Place) -> None:
+    place.compile()
+    (entry,) = (place.root / "aihub").glob("compile-*.json")
+    with Journal(place.root / "aihub", Redactor(TOKEN)).locked(entry.stem):
+        assert "is held by another run of the same job" in failure(place.compile)
+    assert place.compile()["compiled"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe"])
+def test_a_damaged_journal_is_one_line_and_loses_no_job(hub: FakeHub, place: Place, content: bytes) -> None:
+    place.compile()
+    (entry,) = (place.root / "aihub").glob("compile-*.json")
+    entry.write_bytes(content)
+    assert "is no journal entry; delete it" in failure(place.compile)
+    entry.unlink()
+    assert place.compile()["compiled"]
+    assert len(hub.jobs) == 1
+
+
+# --- what is known before an upload ---
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "does not exist: AI Hub needs a token"),
+        ("", r"has no section [api]"),
+        (f"api_token = {TOKEN}\n", "is no valid ini file (line 1)"),
+        (f"[api]\n{TOKEN}\n", "is no valid ini file (line 2)"),
+        (f"[api]\napi_token = {TOKEN}\napi_token = {TOKEN}\n", "is no valid ini file (line 3)"),
+        ("[api]\napi_url = https://x\n", "api_token in [api] is missing"),
+        ("[api]\napi_token =\napi_url = https://x\n", "api_token in [api] is empty"),
+        ("[api]\napi_token = <your token>\napi_url = https://x\n", "does not look like a token"),
+        ("[api]\napi_token = short\napi_url = https://x\n", "does not look like a token"),
+        (f"[api]\napi_token = {TOKEN}\n", "api_url in [api] is missing"),
+        (f"[api]\napi_token = {TOKEN}\napi_url = ftp://x\n", "api_url is no http address"),
+        (f"[api]\napi_token = {TOKEN}\napi_url = http://[x\n", "api_url is no http address"),
+        (f"[api]\napi_token = {TOKEN}\napi_url = http://example.com\n", "travel in the clear"),
+    ],
+)
+def test_unusable_credentials_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, message: str
+) -> None:
+    path = tmp_path / "client.ini"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv(INI_VARIABLE, str(path))
+    line = failure(read_credentials)
+    assert message in line
+    assert str(path) in line
+
+
+def test_an_ini_file_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "client.ini"
+    path.write_bytes(b"\xff\xfe\x00")
+    monkeypatch.setenv(INI_VARIABLE, str(path))
+    assert "cannot be read" in failure(read_credentials)
+    monkeypatch.setenv(INI_VARIABLE, str(tmp_path))
+    assert "cannot be read" in failure(read_credentials)
+
+
+def test_the_default_file_is_the_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(INI_VARIABLE, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".qai_hub").mkdir()
+    case.write_ini(tmp_path / ".qai_hub" / "client.ini", "https://workbench.example")
+    found = read_credentials()
+    assert found.token == TOKEN  # a percent sign and all
+    assert TOKEN not in repr(found)
+
+
+def test_a_wrong_token_is_refused_before_any_upload(hub: FakeHub, place: Place, tmp_path: Path) -> None:
+    case.write_ini(tmp_path / "client.ini", hub.url, "another-token-1234")
+    assert "Failed to authenticate" in failure(place.compile)
+    assert hub.requests == [("GET", "devices")]
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("samsung galaxy s24", f"did you mean '{S24}'"),
+        ("Galaxy S23", f"'{S23}'"),
+        ("Pixel", "`qai-hub list-devices` names them"),
+        ([S24, "Samsung Galaxy S32"], "has no device 'Samsung Galaxy S32'; did you mean"),
+        ("", "target.device is empty"),
+        ([], "target.device is empty"),
+        (S23, "has soc_model 43, htp_arch 73; sm8650 is soc_model 57, htp_arch 75"),
+    ],
+)
+def test_a_device_that_cannot_be_meant(hub: FakeHub, place: Place, device: Any, message: str) -> None:
+    assert message in failure(lambda: place.compile(replace(SM8650, device=device)))
+    assert hub.posts("models") == 0
+
+
+def test_a_model_that_the_service_refuses(hub: FakeHub, place: Place) -> None:
+    hub.refuse_model = '{"detail": "models of this kind are not accepted"}'
+    line = failure(place.compile)
+    assert "upload model" in line
+    assert "not accepted" in line
+    assert hub.posts("models") == 1
+
+
+def test_missing_weights_are_told_before_the_upload(hub: FakeHub, place: Place) -> None:
+    (place.root / "quantized" / "kokoro_decoder.weights").unlink()
+    assert "cannot be read with its weights" in failure(place.compile)
+    assert hub.posts("models") == 0
+
+
+def test_a_part_without_an_etag(hub: FakeHub, place: Place) -> None:
+    hub.no_etag = True
+    assert "ETag not received" in failure(lambda: place.compile(patience_seconds=0.1))
+
+
+def test_measuring_needs_what_was_compiled(hub: FakeHub, place: Place) -> None:
+    assert "run the stage qai-compile with compile.backend=aihub" in failure(place.profile)
+    place.compile()
+    (place.compiled / f"kokoro_decoder_{FRAMES}_ctx_qnn.bin").unlink()
+    assert "run the stage qai-compile again" in failure(place.profile)
+    assert hub.posts("datasets") == 0
+
+
+def test_without_the_client(place: Place, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "qai_hub", None)
+    monkeypatch.setitem(sys.modules, "qai_hub.util", None)
+    assert "pip install -e '.[aihub]'" in failure(place.compile)
+
+
+# --- C: several devices ---
+
+
+def test_two_devices_at_once_with_a_table(hub: FakeHub, place: Place) -> None:
+    hub.polls = 3
+    assert place.compile(several(S24, S23))["device"] == S24
+    table = pd.read_csv(place.compiled / "devices.csv")
+    assert table[["device", "compiled", "soc_model"]].to_numpy().tolist() == [[S24, True, 57], [S23, True, 43]]
+    # Side by side: the second was submitted before the first had ended.
+    posts = [i for i, request in enumerate(hub.requests) if request == ("POST", "jobs")]
+    downloads = [i for i, (_, path) in enumerate(hub.requests) if path.endswith("/download")]
+    assert max(posts) < min(downloads)
+    assert hub.posts("models") == 1
+    place.profile()
+    measured = pd.read_csv(place.profiled / "devices.csv")
+    assert measured["device"].tolist() == [S24, S23]
+    assert measured["quant_snr_db_min"].min() > 40
+    assert hub.posts("datasets") == 1
+    assert len(set(hub.names())) == len(hub.names()) == 4
+
+
+def test_one_devices_failure_does_not_lose_the_others(hub: FakeHub, place: Place) -> None:
+    def compiler(model: bytes, options: str, device: str) -> bytes | str:
+        return "out of memory" if device == S23 else case.make_binary(model, options, device)
+
+    hub.compiler = compiler
+    assert place.compile(several(S24, S23, TAB))["compiled"]
+    table = pd.read_csv(place.compiled / "devices.csv", keep_default_na=False)
+    assert table["compiled"].tolist() == [True, False, True]
+    assert "out of memory" in table["reason"][1]
+    hub.device = lambda inputs, name: "the phone broke" if name == S24 else case.speak(inputs)
+    report = place.profile()
+    assert report["device"] == S24
+    assert "the phone broke" in report["device_reason"]
+    assert report["quant_latency_ms_p50"] is None
+    measured = pd.read_csv(place.profiled / "devices.csv", keep_default_na=False)
+    assert [bool(reason) for reason in measured["reason"]] == [True, True, False]
+    assert (place.profiled / "samsung-galaxy-tab-s10" / "parity.csv").is_file()
+    json.dumps(report, allow_nan=False)
+
+
+def test_a_first_device_that_fails_leaves_the_others_binaries(hub: FakeHub, place: Place) -> None:
+    hub.compiler = lambda m, o, d: "out of memory" if d == S24 else case.make_binary(m, o, d)
+    report = place.compile(several(S24, TAB))
+    assert not report["compiled"]
+    assert "out of memory" in report["reason"]
+    assert (place.compiled / "why.txt").is_file()
+    assert (place.compiled / "samsung-galaxy-tab-s10" / f"kokoro_decoder_{FRAMES}_ctx_qnn.bin").is_file()
+    report = place.profile()
+    assert (report["device"], report["quant_latency_ms_p50"]) == (S24, None)
+
+
+def test_a_device_that_states_no_chip_is_taken_at_the_targets_word(hub: FakeHub, place: Place) -> None:
+    hub.devices = [(PHONE[0], PHONE[1], ["framework:qnn"]), OLDER]
+    assert place.compile()["compiled"]
+
+
+# --- the token ---
+
+
+def test_redaction_of_texts_and_logs(caplog: pytest.LogCaptureFixture) -> None:
+    redactor = Redactor(TOKEN)
+    assert redactor.text(f"a {TOKEN} b") == "a [token] b"
+    assert TOKEN not in repr(redactor)
+    assert redactor.value({TOKEN: [TOKEN, 1, None]}) == {"[token]": ["[token]", 1, None]}
+    assert redactor.text("see https://s3/x?X-Amz-Signature=abc now") == "see https://s3/x?… now"
+    factory = logging.getLogRecordFactory()
+    with redacted_logging(redactor):
+        logging.getLogger("any.child").warning("header %s", f"token {TOKEN}")
+        logging.getLogger("any").warning("bad %d %d", TOKEN)
+        try:
+            raise ValueError(TOKEN)
+        except ValueError:
+            logging.getLogger("any").exception("failed")
+    assert logging.getLogRecordFactory() is factory
+    assert caplog.text.count("[token]") >= 3
+    assert TOKEN not in caplog.text
+
+
+def test_a_service_that_quotes_the_token_is_not_quoted(hub: FakeHub, place: Place) -> None:
+    for status in (400, 403, 404, 413, 426):
+        hub.fault = lambda *_, s=status: Fault("status", s)  # type: ignore[misc]
+        line = failure(place.compile)
+        assert "[token]" in line or status in (413, 426)
+    with connect(Settings.parse(place.settings)) as service:
+        assert TOKEN not in f"{service!r} {service.redactor!r}"
+
+
+@pytest.mark.qnn
+def test_a_real_binary_through_the_service(
+    hub: FakeHub, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qualcomm's own compiler behind the loopback server: the reader and checks of the local backend take it."""
+    if reason := toolchain.missing_reason():
+        pytest.skip(reason)
+    monkeypatch.undo()
+    os.environ["NO_PROXY"] = "127.0.0.1"
+    monkeypatch.setenv(INI_VARIABLE, str(tmp_path / "client.ini"))
+
+    made = {}
+    for name, chip in ((S24, SM8650), (S23, replace(SM8650, soc_model=43, htp_arch=73))):
+        model = merge(place.model, tmp_path / "server" / "model.onnx")
+        out = tmp_path / "server" / "out"
+        report = compile_decoder(model, FRAMES, "fp16", chip, CompileSettings(memory_reserve_gib=0.1), out)
+        assert report["compiled"], report["reason"]
+        made[name] = next(out.glob("*.bin")).read_bytes()
+    hub.compiler = lambda model, options, device: made[device]
+    report = place.compile(several(S24, S23))
+    assert report["qairt"].startswith("v")
+    info = binary.read_binary(place.compiled / f"kokoro_decoder_{FRAMES}_ctx_qnn.bin")
+    assert (info.soc_model, info.htp_arch) == (57, 75)
+    assert pd.read_csv(place.compiled / "devices.csv")["compiled"].tolist() == [True, True]
+    assert place.profile()["device_ops_npu"] == 2
+
+
+@pytest.mark.aihub
+def test_the_real_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One small graph through the real service. Costs device time; runs only where a token is."""
+    monkeypatch.undo()
+    try:
+        read_credentials()
+    except KokoroNpuError as error:
+        pytest.skip(str(error))
+    place = Place(tmp_path, **(dict(poll_seconds=10.0, patience_seconds=300.0, connect_seconds=30.0) | {
+        "job_seconds": 3600.0, "call_seconds": 120.0, "transfer_bytes": 32768.0, "backoff_seconds": 1.0,
+        "settle_seconds": 30.0}))  # fmt: skip
+    assert place.compile()["compiled"]
+    report = place.profile()
+    assert report["device_ops_npu"] > 0
+    assert report["device_quant_snr_db_min"] > 30
