@@ -59,7 +59,11 @@ def decoder(folder: Path) -> Path:
         helper.make_node("Reshape", ["mixed", "flat"], ["audio"], name="flatten"),
     ]
     inputs: dict[str, tuple[int | str, ...]] = dict(BUCKET.input_shapes)
-    constants = {"gain": _GAIN, "tiny": np.array([1e-6], np.float32), "flat": np.array([1, BUCKET.samples], np.int64)}
+    constants: dict[str, np.ndarray] = {
+        "gain": _GAIN,
+        "tiny": np.array([1e-6], np.float32),
+        "flat": np.array([1, BUCKET.samples], np.int64),
+    }
     save_model(path, nodes, inputs, dict(BUCKET.output_shapes), constants)
     model = onnx.load(path)
     onnx.save(model, path, save_as_external_data=True, location="kokoro_decoder.weights", size_threshold=512)
@@ -67,7 +71,7 @@ def decoder(folder: Path) -> Path:
     return path
 
 
-def speak(inputs: Arrays, device: str = "") -> Arrays:
+def speak(inputs: Arrays, _device: str = "") -> Arrays:
     """What `decoder` computes, but for next to nothing."""
     return {"audio": [(energy * _GAIN).reshape(1, -1) for energy in inputs["energy"]]}
 
@@ -178,7 +182,7 @@ def child(root: str, ini: str, what: str, kill_at: int, after: bool) -> None:
         if seen == kill_at and after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    os.replace = replace_or_die  # type: ignore[assignment]
+    os.replace = replace_or_die
     place = Place(Path(root))
     seen = 0  # the model's own files do not count
     report = place.compile() if what == "compile" else place.profile()

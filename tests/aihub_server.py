@@ -35,7 +35,7 @@ class Asset:
     """A model or a dataset."""
 
     name: str
-    kind: int = 0
+    kind: Any = 0
     data: bytes = b""
     complete: bool = False
     parts: dict[int, bytes] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class FakeJob:
     hidden_for: int = 0
 
 
-class Refusal(Exception):
+class RefusalError(Exception):
     """Ends a request with a status."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -81,7 +81,7 @@ class FakeHub:
     """What the server holds, does, and was asked."""
 
     compiler: Callable[[bytes, str, str], bytes | str]
-    device: Callable[[Arrays, str], Arrays | str] = lambda inputs, name: inputs
+    device: Callable[[Arrays, str], Arrays | str] = lambda inputs, _: inputs
     devices: list[tuple[str, str, list[str]]] = field(default_factory=lambda: [PHONE, OLDER, TABLET])
     part_size: int = 1 << 16
     polls: int = 1
@@ -89,8 +89,8 @@ class FakeHub:
     hide_new_jobs_for: int = 0
     no_etag: bool = False
     download_name: str = "job_target.bin"
-    fault: Callable[[int, str, str], Fault | None] = lambda number, method, path: None
-    processed: Callable[[int, str, str], None] = lambda number, method, path: None
+    fault: Callable[[int, str, str], Fault | None] = lambda *_: None
+    processed: Callable[[int, str, str], None] = lambda *_: None
     url: str = ""
     models: dict[str, Asset] = field(default_factory=dict)
     datasets: dict[str, Asset] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class FakeHub:
         for pattern, verb, handler in self._routes():
             if verb == method and (match := re.fullmatch(pattern, path)):
                 return handler(*match.groups(), query=query, body=body)
-        raise Refusal(404, f"no such endpoint: {path}")
+        raise RefusalError(404, f"no such endpoint: {path}")
 
     def _routes(self) -> list[tuple[str, str, Callable[..., Any]]]:
         return [
@@ -147,14 +147,14 @@ class FakeHub:
     def create_model(self, body: bytes, **_: Any) -> Any:
         model = pb.Model.FromString(body)
         if self.refuse_model:
-            raise Refusal(400, self.refuse_model)
+            raise RefusalError(400, self.refuse_model)
         model_id = self.new("m")
         self.models[model_id] = Asset(model.name, model.model_type)
         return pb.CreateUpdateResponse(id=model_id)
 
     def _model(self, model_id: str) -> Asset:
         if model_id not in self.models:
-            raise Refusal(404, "no such model")
+            raise RefusalError(404, "no such model")
         return self.models[model_id]
 
     def get_model(self, model_id: str, **_: Any) -> Any:
@@ -172,13 +172,13 @@ class FakeHub:
         model, done = self._model(model_id), pb.FileMultipartUploadComplete.FromString(body)
         have = [hashlib.md5(model.parts[part]).hexdigest() for part in sorted(model.parts)]
         if list(done.etags) != have or done.upload_id != f"u{model_id}":
-            raise Refusal(400, "parts are missing, or their ETags differ")
+            raise RefusalError(400, "parts are missing, or their ETags differ")
         model.data, model.complete = b"".join(model.parts[part] for part in sorted(model.parts)), True
         return pb.CreateUpdateResponse(id=model_id)
 
     def model_url(self, model_id: str, **_: Any) -> Any:
         if not self._model(model_id).complete:
-            raise Refusal(404, "the model holds nothing")
+            raise RefusalError(404, "the model holds nothing")
         url = f"{self.url}/storage/{model_id}?X-Amz-Signature=short"
         return pb.FileDownloadResponse(url=pb.FileDownloadURL(url=url, filename=self.download_name))
 
@@ -189,7 +189,7 @@ class FakeHub:
 
     def _dataset(self, dataset_id: str) -> Asset:
         if dataset_id not in self.datasets:
-            raise Refusal(404, "no such dataset")
+            raise RefusalError(404, "no such dataset")
         return self.datasets[dataset_id]
 
     def dataset_upload_url(self, dataset_id: str, **_: Any) -> Any:
@@ -199,7 +199,7 @@ class FakeHub:
 
     def complete_dataset(self, dataset_id: str, **_: Any) -> Any:
         if not self._dataset(dataset_id).data:
-            raise Refusal(400, "nothing was uploaded")
+            raise RefusalError(400, "nothing was uploaded")
         self.datasets[dataset_id].complete = True
         return pb.CreateUpdateResponse(id=dataset_id)
 
@@ -216,10 +216,10 @@ class FakeHub:
 
     def create_job(self, body: bytes, **_: Any) -> Any:
         job = pb.Job.FromString(body)
-        kind = job.WhichOneof("job")
+        kind = str(job.WhichOneof("job"))
         inner = getattr(job, kind)
         if inner.model.model_id not in self.models or not self.models[inner.model.model_id].complete:
-            raise Refusal(400, "the job's model does not exist or was not uploaded")
+            raise RefusalError(400, "the job's model does not exist or was not uploaded")
         job_id = self.new("j")
         if kind == "compile_job":
             inner.compile_job_id = job_id
@@ -231,9 +231,9 @@ class FakeHub:
             inner.device.CopyFrom(inner.devices.devices[0])
         else:
             if not self.datasets.get(inner.dataset.dataset_id, Asset("")).complete:
-                raise Refusal(400, "the job's dataset does not exist or was not uploaded")
+                raise RefusalError(400, "the job's dataset does not exist or was not uploaded")
             if self.models[inner.model.model_id].kind != pb.MODEL_TYPE_QNN_CONTEXT_BINARY:
-                raise Refusal(400, "the model was not compiled")
+                raise RefusalError(400, "the model was not compiled")
             inner.inference_job_id = job_id
             target = ""
         inner.job_state = pb.JOB_STATE_CREATED
@@ -242,7 +242,7 @@ class FakeHub:
         return pb.CreateUpdateResponse(id=job_id)
 
     def _advance(self, job: FakeJob) -> None:
-        inner = getattr(job.pb, job.pb.WhichOneof("job"))
+        inner = getattr(job.pb, str(job.pb.WhichOneof("job")))
         compiling = job.pb.WhichOneof("job") == "compile_job"
         job.polls += 1
         if inner.job_state in (pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED):
@@ -270,16 +270,16 @@ class FakeHub:
 
     def get_job(self, job_id: str, **_: Any) -> Any:
         if job_id not in self.jobs:
-            raise Refusal(404, "no such job")
+            raise RefusalError(404, "no such job")
         self._advance(self.jobs[job_id])
         return self.jobs[job_id].pb
 
     def job_result(self, job_id: str, **_: Any) -> Any:
         if job_id not in self.jobs:
-            raise Refusal(404, "no such job")
+            raise RefusalError(404, "no such job")
         job = self.jobs[job_id]
         if job.pb.inference_job.job_state != pb.JOB_STATE_DONE:
-            raise Refusal(404, "no result yet")
+            raise RefusalError(404, "no result yet")
         detail = pb.ProfileDetail(major_version=1, minor_version=2, execution_time=2000, warm_load_time=5000)
         detail.cold_load_time, detail.after_execution_peak_memory = 90000, 50_000_000
         detail.all_execution_times.extend([2000, 2100, 2300, 2200])
@@ -324,27 +324,31 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 time.sleep(seconds)
             if fault and kind == "status":
                 # The service may well quote what it was sent.
-                return self._send(fault.status, f"refused {self.headers.get('Authorization')}".encode(), "text/plain")
+                self._send(fault.status, f"refused {self.headers.get('Authorization')}".encode(), "text/plain")
+                return
             if kind == "drop":
-                return self._close()
-            status, answer, content_type, headers = 200, b"", PROTOBUF, {}
+                self._close()
+                return
+            status, answer, content_type = 200, b"", PROTOBUF
+            headers: dict[str, str] = {}
             try:
                 if parts.path.startswith("/storage/"):
                     answer, content_type, headers = self._storage(path.removeprefix("storage/"), body)
                 else:
                     if self.headers.get("Authorization") != f"token {TOKEN}":
-                        raise Refusal(401, "wrong token")
+                        raise RefusalError(401, "wrong token")
                     if not parts.path.startswith("/api/v1/") or not parts.path.endswith("/"):
-                        raise Refusal(404, "no such address")
+                        raise RefusalError(404, "no such address")
                     with hub.lock:
                         answer = hub.answer(self.command, path, parse_qs(parts.query), body).SerializeToString()
-            except Refusal as refusal:
+            except RefusalError as refusal:
                 status, answer, content_type = refusal.status, str(refusal).encode(), "text/plain"
             hub.processed(number, self.command, path)
             if kind == "hang":
                 time.sleep(seconds)
             if kind in ("lose", "hang"):
-                return self._close()
+                self._close()
+                return
             if kind == "garbage":
                 answer = hashlib.sha512(answer + bytes([number % 256])).digest()
             if kind == "html":
@@ -360,9 +364,11 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             asset_id, _, part = path.partition("/")
             assets = hub.models | hub.datasets
             if self.headers.get("Authorization"):
-                raise Refusal(403, "the token does not belong here")
+                raise RefusalError(403, "the token does not belong here")
             if asset_id not in assets:
-                raise Refusal(403, "<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>")
+                raise RefusalError(
+                    403, "<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
+                )
             asset = assets[asset_id]
             if self.command == "PUT":
                 asset.parts[int(part)] = body

@@ -75,7 +75,8 @@ def failure(run: Callable[[], Any]) -> str:
 # --- A: what comes out ---
 
 
-def test_compile_and_measure_on_a_device(hub: FakeHub, place: Place) -> None:
+@pytest.mark.usefixtures("hub")
+def test_compile_and_measure_on_a_device(place: Place) -> None:
     report = place.compile()
     blob = place.compiled / f"kokoro_decoder_{FRAMES}_ctx_qnn.bin"
     assert sorted(p.name for p in place.compiled.iterdir()) == ["devices.csv", blob.name]
@@ -107,7 +108,8 @@ def _padded(chosen: list[Any]) -> list[dict[str, np.ndarray]]:
     return [pad_to_bucket(item.features, case.BUCKET) for item in chosen]
 
 
-def test_the_reports_have_the_keys_of_the_local_ones(hub: FakeHub, place: Place, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("hub")
+def test_the_reports_have_the_keys_of_the_local_ones(place: Place, tmp_path: Path) -> None:
     remote, measured = place.compile(), place.profile()
     settings = CompileSettings(memory_reserve_gib=1e6)  # refused for want of memory: the report is whole all the same
     here = compile_decoder(place.model, FRAMES, "w8a16", SM8650, settings, tmp_path / "local")
@@ -344,7 +346,8 @@ def test_a_service_that_never_answers_ends_in_one_line(hub: FakeHub, place: Plac
     assert "no answer within 0.1 s" in failure(lambda: place.compile(call_seconds=0.1, connect_seconds=0.3))
 
 
-def test_the_clients_retries_are_restored(hub: FakeHub, place: Place) -> None:
+@pytest.mark.usefixtures("hub")
+def test_the_clients_retries_are_restored(place: Place) -> None:
     before = session.MAX_RETRIES
     with connect(Settings.parse(place.settings)):
         assert session.MAX_RETRIES == 0
@@ -416,11 +419,12 @@ def test_damaged_downloads_are_fetched_again_and_never_kept(hub: FakeHub, place:
 
 def test_outputs_that_are_not_the_decoders_are_refused(hub: FakeHub, place: Place) -> None:
     place.compile()
-    hub.device = lambda inputs, name: {"audio": [np.zeros((1, 10), np.float32)] * 2}
+    hub.device = lambda *_: {"audio": [np.zeros((1, 10), np.float32)] * 2}
     assert "instead of 2 times 2400 samples" in failure(place.profile)
 
 
-def test_a_held_lock_is_one_line(hub: FakeHub, place: Place) -> None:
+@pytest.mark.usefixtures("hub")
+def test_a_held_lock_is_one_line(place: Place) -> None:
     place.compile()
     (entry,) = (place.root / "aihub").glob("compile-*.json")
     with Journal(place.root / "aihub", Redactor(TOKEN)).locked(entry.stem):
@@ -541,7 +545,8 @@ def test_measuring_needs_what_was_compiled(hub: FakeHub, place: Place) -> None:
     assert hub.posts("datasets") == 0
 
 
-def test_without_the_client(place: Place, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("hub")
+def test_without_the_client(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "qai_hub", None)
@@ -630,7 +635,7 @@ def test_redaction_of_texts_and_logs(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_service_that_quotes_the_token_is_not_quoted(hub: FakeHub, place: Place) -> None:
     for status in (400, 403, 404, 413, 426):
-        hub.fault = lambda *_, s=status: Fault("status", s)  # type: ignore[misc]
+        hub.fault = lambda *_, s=status: Fault("status", s)
         line = failure(place.compile)
         assert "[token]" in line or status in (413, 426)
     with connect(Settings.parse(place.settings)) as service:
@@ -655,7 +660,7 @@ def test_a_real_binary_through_the_service(
         report = compile_decoder(model, FRAMES, "fp16", chip, CompileSettings(memory_reserve_gib=0.1), out)
         assert report["compiled"], report["reason"]
         made[name] = next(out.glob("*.bin")).read_bytes()
-    hub.compiler = lambda model, options, device: made[device]
+    hub.compiler = lambda _model, _options, device: made[device]
     report = place.compile(several(S24, S23))
     assert report["qairt"].startswith("v")
     info = binary.read_binary(place.compiled / f"kokoro_decoder_{FRAMES}_ctx_qnn.bin")
@@ -672,9 +677,14 @@ def test_the_real_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         read_credentials()
     except KokoroNpuError as error:
         pytest.skip(str(error))
-    place = Place(tmp_path, **(dict(poll_seconds=10.0, patience_seconds=300.0, connect_seconds=30.0) | {
-        "job_seconds": 3600.0, "call_seconds": 120.0, "transfer_bytes": 32768.0, "backoff_seconds": 1.0,
-        "settle_seconds": 30.0}))  # fmt: skip
+    patient: dict[str, float] = {
+        "poll_seconds": 10,
+        "patience_seconds": 300,
+        "connect_seconds": 30,
+        "job_seconds": 3600,
+    }
+    patient |= {"call_seconds": 120, "transfer_bytes": 32768, "backoff_seconds": 1, "settle_seconds": 30}
+    place = Place(tmp_path, **patient)
     assert place.compile()["compiled"]
     report = place.profile()
     assert report["device_ops_npu"] > 0
