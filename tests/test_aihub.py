@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from qai_hub.util import session
 
-from kokoro_npu import parity
+from kokoro_npu import parity, profile
 from kokoro_npu.aihub.credentials import INI_VARIABLE, read_credentials
 from kokoro_npu.aihub.journal import Journal
 from kokoro_npu.aihub.package import merge
@@ -25,8 +25,6 @@ from kokoro_npu.aihub.settings import Settings, compile_options, inference_optio
 from kokoro_npu.compile import CompileSettings, binary, compile_decoder, local, toolchain
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import sha256
-from kokoro_npu.profile import Sentence, profile_bucket
-from kokoro_npu.profile import Settings as CpuSettings
 from tests import aihub_case as case
 from tests.aihub_case import FRAMES, S23, S24, SM8650, TAB, Place, several
 from tests.aihub_server import OLDER, PHONE, TOKEN, FakeHub, Fault, serve
@@ -84,7 +82,7 @@ def test_compile_and_measure_on_a_device(place: Place) -> None:
     assert (report["binary_bytes"], report["qairt"]) == (blob.stat().st_size, "v2.45")
 
     measured = place.profile()
-    assert measured["quant_latency_ms_p50"] == 2.15
+    assert (measured["quant_latency_ms_p50"], measured["quant_runs"]) == (2.15, 4)
     assert measured["quant_rtf_p50"] == round(0.00215 * 40 / FRAMES, 4)
     assert (measured["device_memory_low_bytes"], measured["device_memory_high_bytes"]) == (40_000_000, 50_000_000)
     assert [measured[f"device_ops_{unit}"] for unit in ("npu", "gpu", "cpu")] == [2, 0, 1]
@@ -117,15 +115,15 @@ def test_the_reports_have_the_keys_of_the_local_ones(place: Place, tmp_path: Pat
     assert set(remote) == set(here) | {"device"}
     assert remote["backend"] != here["backend"] == local.BACKEND
 
-    def fake(*_: Any) -> dict[str, Any]:
-        keys = ("rtf_p50", "latency_ms_p50", "latency_ms_p95", "load_ms", "peak_rss_bytes")
-        return dict.fromkeys(keys, 0)
+    def instantly(*_: Any) -> dict[str, Any]:
+        return profile._timed(lambda: None, 1, settings_cpu, 0.0, "nothing")
 
+    settings_cpu = profile.Settings(warmup=0, runs=2, seconds=0, threads=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kokoro_npu.profile._in_own_process", fake)  # the measuring itself; the keys around it are real
-        spoken = Sentence(np.zeros((1, 3), np.int64), np.zeros((1, 256), np.float32), 1.0, FRAMES)
+        patch.setattr(profile, "_in_own_process", instantly)  # no models here to measure
+        spoken = profile.Sentence(np.zeros((1, 3), np.int64), np.zeros((1, 256), np.float32), 1.0, FRAMES)
         decoders = {"": place.model, "quant_": place.model}
-        cpu = profile_bucket(spoken, case.BUCKET, tmp_path, tmp_path, decoders, tmp_path, CpuSettings(0, 1, 1))
+        cpu = profile.profile_bucket(spoken, case.BUCKET, tmp_path, tmp_path, decoders, tmp_path, settings_cpu)
     assert {key for key in measured if not key.startswith("device")} == set(cpu)
 
 

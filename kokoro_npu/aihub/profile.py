@@ -27,7 +27,7 @@ from kokoro_npu.runtime import Array, pad_to_bucket
 if TYPE_CHECKING:
     import qai_hub
 
-_MEASURED = ("rtf_p50", "latency_ms_p50", "latency_ms_p95", "load_ms", "peak_rss_bytes")
+_MEASURED = ("rtf_p50", "latency_ms_p50", "latency_ms_p95", "load_ms", "runs", "peak_rss_bytes")
 _COUNTED = ("weight_bytes", "activation_bytes")
 _UNITS = ("NPU", "GPU", "CPU")
 _LAYER_COLUMNS = ("name", "type", "compute_unit", "execution_time_us", "execution_cycles")
@@ -327,7 +327,6 @@ def _report(row: dict[str, Any], bucket: Bucket, decoders: dict[str, Path], fram
         "backend": BACKEND,
         "frames": bucket.frames,
         "utterance_frames": frames,
-        "runs": row.get("runs"),
         "threads": None,
     }
     for prefix, decoder in decoders.items():
@@ -335,5 +334,5 @@ def _report(row: dict[str, Any], bucket: Bucket, decoders: dict[str, Path], fram
         report |= {f"{prefix}{key}": row.get(key) if prefix == "quant_" else None for key in _MEASURED}
         report |= {f"{prefix}{key}": getattr(cost, key) for key in _COUNTED} | {"gmacs": cost.gmacs}
     report |= {f"torch_{key}": None for key in _MEASURED}
-    own = {key: row.get(key) for key in row if key not in (*_MEASURED, "backend", "runs", "device")}
+    own = {key: row.get(key) for key in row if key not in (*_MEASURED, "backend", "device")}
     return report | {"device": row["device"]} | {f"device_{key}": value for key, value in own.items()}
