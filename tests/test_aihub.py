@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,8 +15,11 @@ import numpy as np
 import onnx
 import pandas as pd
 import pytest
+import yaml
+from omegaconf.errors import OmegaConfBaseException
 from qai_hub.util import session
 
+from hydra_plugins import plan
 from kokoro_npu import parity, profile
 from kokoro_npu.aihub.credentials import INI_VARIABLE, read_credentials
 from kokoro_npu.aihub.journal import Journal
@@ -28,6 +33,9 @@ from kokoro_npu.files import sha256
 from tests import aihub_case as case
 from tests.aihub_case import FRAMES, S23, S24, SM8650, TAB, Place, several
 from tests.aihub_server import OLDER, PHONE, TOKEN, FakeHub, Fault, serve
+from tools.plan import compose
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -304,6 +312,28 @@ def test_a_failed_job_is_told_and_not_submitted_again_unless_asked(hub: FakeHub,
     assert len(hub.jobs) == 2
 
 
+def test_a_fresh_clone_that_is_told_to_try_again(hub: FakeHub, place: Place, tmp_path: Path) -> None:
+    hub.compiler = lambda *_: "no luck"
+    failure(place.compile)
+    other = Place(tmp_path / "clone")
+    assert "no luck" in failure(lambda: other.compile(retry_failed=True))
+    assert len(hub.jobs) == 2
+    hub.compiler = case.make_binary
+    assert other.compile(retry_failed=True)["compiled"]
+    assert len(hub.jobs) == 3
+
+
+def test_a_service_that_goes_away_is_not_waited_for_once_a_device(hub: FakeHub, place: Place) -> None:
+    hub.polls = 10**9
+    hub.fault = lambda *_: Fault("status", 503) if hub.posts("jobs") == 3 and len(hub.requests) > 40 else None
+    line = failure(lambda: place.compile(several(S24, S23, TAB), patience_seconds=0.5, connect_seconds=0.1))
+    assert line.count("gave up after 0.5 s") == 1
+    assert line.count("gave up after 0.1 s") == 2
+    hub.polls, hub.fault = 1, lambda *_: None
+    assert place.compile(several(S24, S23, TAB))["compiled"]
+    assert len(hub.jobs) == 3
+
+
 def test_429_is_waited_out_by_our_own_rule(hub: FakeHub, place: Place) -> None:
     """The client's own rule ends after seven tries."""
     limited = {"devices", "job_summaries", "models", "jobs"}
@@ -545,8 +575,6 @@ def test_measuring_needs_what_was_compiled(hub: FakeHub, place: Place) -> None:
 
 @pytest.mark.usefixtures("hub")
 def test_without_the_client(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "qai_hub", None)
     monkeypatch.setitem(sys.modules, "qai_hub.util", None)
     assert "pip install -e '.[aihub]'" in failure(place.compile)
@@ -638,6 +666,67 @@ def test_a_service_that_quotes_the_token_is_not_quoted(hub: FakeHub, place: Plac
         assert "[token]" in line or status in (413, 426)
     with connect(Settings.parse(place.settings)) as service:
         assert TOKEN not in f"{service!r} {service.redactor!r}"
+
+
+# --- the plan ---
+
+
+@pytest.mark.parametrize(
+    ("overrides", "devices"),
+    [
+        (["compile=aihub"], S24),
+        (["compile.backend=aihub", f"target.device={S23}"], S23),
+        (["compile=aihub", f"target.device=[{S24},{S23}]"], [S24, S23]),
+    ],
+)
+def test_the_plan_takes_the_backend(overrides: list[str], devices: str | list[str]) -> None:
+    params = yaml.safe_load(compose(ROOT, overrides))
+    assert (params["compile"]["backend"], params["target"]["device"]) == ("aihub", devices)
+    Settings.parse(params["aihub"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("compile.backend=aihubb", "must be one of local, aihub"),
+        ("target.device=[]", "must be a device's name or a list of them"),
+        ("aihub.qairt_version=2.45", "a number in quotes"),
+        ("aihub.target_runtime=tflite", "must be one of qnn_context_binary"),
+        ("+aihub.retry_fail=true", "did you mean aihub.retry_failed"),
+    ],
+)
+def test_the_plan_refuses_a_bad_setting(override: str, message: str) -> None:
+    with pytest.raises((KokoroNpuError, OmegaConfBaseException)) as caught:
+        compose(ROOT, [override])
+    assert message in plan.one_line(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["aihub", "aihubb"])
+def test_the_stage_itself(hub: FakeHub, place: Place, backend: str) -> None:
+    """stages/qai_compile.py in a process of its own, from params.yaml to report and table."""
+    params = yaml.safe_load(compose(ROOT, ["compile=aihub", f"bucket.frames={FRAMES}", "aihub.poll_seconds=1"]))
+    params["compile"]["backend"] = backend
+    (place.root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    weights = place.root / "artifacts" / "weights"
+    weights.mkdir(parents=True)
+    (weights / "source.json").write_text('{"source": "wheel", "label": "wheel"}', encoding="utf-8")
+    (place.root / "quantized").rename(place.root / "artifacts" / "quantized")
+    hub.compiler = lambda *_: f"the token is {TOKEN}"
+    script = ROOT / "stages" / "qai_compile.py"
+    run = subprocess.run(
+        [sys.executable, str(script), f"frames={FRAMES}"], cwd=place.root, capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    case.assert_no_token(place.root, run.stdout, run.stderr)
+    assert run.returncode == 1
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    if backend == "aihub":
+        assert "AI Hub failed the job: the token is [token]" in last
+        assert len(hub.jobs) == 1
+    else:
+        assert last.startswith("error: compile.backend is 'aihubb'")
+        assert hub.requests == []
 
 
 @pytest.mark.qnn

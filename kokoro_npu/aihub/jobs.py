@@ -91,6 +91,9 @@ def _job_id(service: Service, journal: Journal, request: Request) -> str:
     if entry.get("job_id") and not retry:
         return str(entry["job_id"])
     given_up = set(entry.get("given_up", ())) | ({entry["job_id"]} if retry else set())
+    if not entry and service.settings.retry_failed:  # a fresh clone that is told to try again
+        found_jobs = service.call(f"search for {request.label}", lambda client: _search(client, request))
+        given_up = {job_id for failed, job_id in found_jobs if failed}
     journal.update(
         request.entry, key=request.key, job_name=request.name, label=request.label, given_up=sorted(given_up),
         job_id=None, reason=None, finished_at=None, state=None if retry else entry.get("state"),

@@ -54,6 +54,7 @@ class Service:
         self.redactor = redactor
         self._credentials = credentials
         self._client = self._new_client()
+        self._down = False
 
     def _new_client(self) -> "qai_hub.Client":
         import qai_hub
@@ -108,6 +109,9 @@ class Service:
             raise UnansweredError(f"AI Hub: {what}: no answer within {limit:g} s")
         if failures:
             raise failures[0]
+        if not results:
+            raise UnansweredError(f"AI Hub: {what}: the client ended without a result")
+        self._down = False
         return results[0]
 
     def call(self, what: str, call: Call[T], transfer_bytes: int = 0, patience: float | None = None) -> T:
@@ -128,8 +132,14 @@ class Service:
             pauses(failure)
 
     def pauses(self, what: str, patience: float | None = None) -> Callable[[KokoroNpuError], None]:
-        """A function that sleeps a little longer at each call, and raises once ``patience`` seconds have passed."""
+        """A function that sleeps a little longer at each call, and raises once ``patience`` seconds have passed.
+
+        Once it has raised, and until something works again, further work gets only the patience of a first contact: a
+        service that is gone is not waited for once a device.
+        """
         allowed = self.settings.patience_seconds if patience is None else patience
+        if self._down:
+            allowed = min(allowed, self.settings.connect_seconds)
         pause, first = self.settings.backoff_seconds, time.monotonic()
         started = False
 
@@ -140,6 +150,7 @@ class Service:
                 first, started = now, True
             left = first + allowed - now
             if left <= 0:
+                self._down = True
                 reason = str(failure).removeprefix(f"AI Hub: {what}: ")
                 raise UnansweredError(f"AI Hub: {what}: gave up after {allowed:g} s of failures, the last: {reason}")
             # Jitter: two stages that were limited together should not come back together.
