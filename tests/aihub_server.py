@@ -23,6 +23,7 @@ from qai_hub import public_api_pb2 as pb
 from qai_hub.util.dataset_entries_converters import dataset_entries_to_h5, h5_to_dataset_entries
 
 TOKEN = "s3cret%40Token/+abcdefghijklmnop0123456789"
+S3_SECRET, S3_SESSION = "s3-secret-key-0123456789", "s3-session-token-0123456789"
 PROTOBUF = "application/x-protobuf"
 Arrays = dict[str, list[np.ndarray]]
 PHONE = ("Samsung Galaxy S24", "14", ["hexagon:v75", "soc-model:57", "framework:qnn", "framework:onnx"])
@@ -88,6 +89,7 @@ class FakeHub:
     refuse_model: str = ""
     hide_new_jobs_for: int = 0
     no_etag: bool = False
+    s3: bool = False
     download_name: str = "job_target.bin"
     fault: Callable[[int, str, str], Fault | None] = lambda *_: None
     processed: Callable[[int, str, str], None] = lambda *_: None
@@ -128,6 +130,8 @@ class FakeHub:
             (r"models/(\w+)/download", "GET", self.model_url),
             ("datasets", "POST", self.create_dataset),
             (r"datasets/(\w+)/upload_url", "GET", self.dataset_upload_url),
+            (r"models/(\w+)/upload_complete", "POST", self.complete_s3_upload),
+            (r"datasets/(\w+)/upload_complete", "POST", self.complete_s3_upload),
             (r"datasets/(\w+)", "PATCH", self.complete_dataset),
             (r"datasets/(\w+)", "GET", self.get_dataset),
             (r"datasets/(\w+)/download_data", "GET", self.dataset_url),
@@ -143,6 +147,18 @@ class FakeHub:
         if query.get("select", ["False"])[0] == "True":
             found = found[-1:]
         return pb.DeviceList(devices=[pb.Device(name=n, os=o, attributes=a) for n, o, a in found])
+
+    def credentials(self, asset_id: str, filename: str = "") -> Any:
+        """Short-lived S3 credentials for one object, the other way to transfer; the bucket is this server too."""
+        return pb.S3Credentials(
+            access_key_id="AKIDEXAMPLE", secret_access_key=S3_SECRET, session_token=S3_SESSION, bucket="storage",
+            key=asset_id, region="us-west-2", filename=filename,
+        )  # fmt: skip
+
+    def complete_s3_upload(self, asset_id: str, **_: Any) -> Any:
+        asset = (self.models | self.datasets)[asset_id]
+        asset.data, asset.complete = asset.parts[0], True
+        return pb.CreateUpdateResponse(id=asset_id)
 
     def create_model(self, body: bytes, **_: Any) -> Any:
         model = pb.Model.FromString(body)
@@ -163,6 +179,8 @@ class FakeHub:
 
     def upload_urls(self, model_id: str, query: dict[str, list[str]], **_: Any) -> Any:
         self._model(model_id)
+        if self.s3:
+            return pb.FileUploadResponse(credentials=self.credentials(model_id))
         count = max(1, -(-int(query["file_size"][0]) // self.part_size))
         urls = [f"{self.url}/storage/{model_id}/{part}?X-Amz-Signature=short" for part in range(count)]
         multipart = pb.FileMultipartUploadURL(urls=urls, upload_id=f"u{model_id}", max_part_size=self.part_size)
@@ -179,6 +197,8 @@ class FakeHub:
     def model_url(self, model_id: str, **_: Any) -> Any:
         if not self._model(model_id).complete:
             raise RefusalError(404, "the model holds nothing")
+        if self.s3:
+            return pb.FileDownloadResponse(credentials=self.credentials(model_id, self.download_name))
         url = f"{self.url}/storage/{model_id}?X-Amz-Signature=short"
         return pb.FileDownloadResponse(url=pb.FileDownloadURL(url=url, filename=self.download_name))
 
@@ -194,6 +214,8 @@ class FakeHub:
 
     def dataset_upload_url(self, dataset_id: str, **_: Any) -> Any:
         self._dataset(dataset_id)
+        if self.s3:
+            return pb.FileUploadResponse(credentials=self.credentials(dataset_id))
         url = f"{self.url}/storage/{dataset_id}"
         return pb.FileUploadResponse(url=pb.FileUploadURL(url=url, file_field_name="file", fields={"key": dataset_id}))
 
@@ -211,6 +233,8 @@ class FakeHub:
 
     def dataset_url(self, dataset_id: str, **_: Any) -> Any:
         self._dataset(dataset_id)
+        if self.s3:
+            return pb.FileDownloadResponse(credentials=self.credentials(dataset_id, f"{dataset_id}.h5"))
         url = f"{self.url}/storage/{dataset_id}"
         return pb.FileDownloadResponse(url=pb.FileDownloadURL(url=url, filename=f"{dataset_id}.h5"))
 
@@ -357,13 +381,13 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 answer = b""
             self._send(status, answer, content_type, headers, cut=kind == "cut")
 
-        do_GET = do_POST = do_PUT = do_PATCH = _serve  # noqa: N815  # names of the base class
+        do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = _serve  # noqa: N815  # names of the base class
 
         def _storage(self, path: str, body: bytes) -> tuple[bytes, str, dict[str, str]]:
             """Storage knows no token, only addresses."""
             asset_id, _, part = path.partition("/")
             assets = hub.models | hub.datasets
-            if self.headers.get("Authorization"):
+            if TOKEN in self.headers.get("Authorization", ""):
                 raise RefusalError(403, "the token does not belong here")
             if asset_id not in assets:
                 raise RefusalError(
@@ -371,7 +395,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 )
             asset = assets[asset_id]
             if self.command == "PUT":
-                asset.parts[int(part)] = body
+                asset.parts[int(part or 0)] = body
                 return b"", "text/plain", {} if hub.no_etag else {"ETag": hashlib.md5(body).hexdigest()}
             if self.command == "POST":
                 head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
@@ -391,7 +415,8 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             for name, value in (headers or {}).items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(body[: len(body) // 2] if cut else body)
+            if self.command != "HEAD":
+                self.wfile.write(body[: len(body) // 2] if cut else body)
             if cut:
                 self._close()
 

@@ -32,7 +32,7 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import sha256
 from tests import aihub_case as case
 from tests.aihub_case import FRAMES, S23, S24, SM8650, TAB, Place, several
-from tests.aihub_server import OLDER, PHONE, TOKEN, FakeHub, Fault, serve
+from tests.aihub_server import OLDER, PHONE, S3_SECRET, S3_SESSION, TOKEN, FakeHub, Fault, serve
 from tools.plan import compose
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -151,6 +151,22 @@ def test_a_large_model_goes_up_in_parts(hub: FakeHub, place: Place) -> None:
     hub.part_size = 500
     assert place.compile()["compiled"]
     assert sum(request[0] == "PUT" for request in hub.requests) > 2
+
+
+def test_transfers_with_credentials_of_the_storage(
+    hub: FakeHub, place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client offers the service to hand out S3 credentials instead of addresses; boto's logs hold them."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", hub.url)
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    monkeypatch.setenv("AWS_RESPONSE_CHECKSUM_VALIDATION", "when_required")
+    hub.s3 = True
+    assert place.compile()["compiled"]
+    assert place.profile()["device_quant_snr_db_min"] > 40
+    assert ("HEAD", "storage/m000003") in hub.requests
+    assert "x-amz-" in caplog.text.lower()
+    assert S3_SESSION not in caplog.text
+    assert S3_SECRET not in caplog.text
 
 
 def test_options_reach_the_service(hub: FakeHub, place: Place) -> None:
@@ -525,7 +541,7 @@ def test_the_default_file_is_the_clients(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_wrong_token_is_refused_before_any_upload(hub: FakeHub, place: Place, tmp_path: Path) -> None:
     case.write_ini(tmp_path / "client.ini", hub.url, "another-token-1234")
-    assert "Failed to authenticate" in failure(place.compile)
+    assert f"AI Hub refuses the token of {tmp_path / 'client.ini'}" in failure(place.compile)
     assert hub.requests == [("GET", "devices")]
 
 

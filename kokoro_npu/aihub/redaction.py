@@ -11,6 +11,7 @@ _HIDDEN = "[token]"
 # Queries of pre-signed storage addresses are credentials as well, if short-lived ones: with their address, or as
 # urllib3 logs them, without.
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>]+")
+_HEADER = re.compile(r"(x-amz-security-token['\"]?\s*[:=]\s*b?['\"]?)[^\s'\",;&]+", re.IGNORECASE)
 _SIGNED = re.compile(r"(\?|&)(X-Amz-[\w-]+|Signature|AWSAccessKeyId)=[^\s&'\"<>]*", re.IGNORECASE)
 
 
@@ -29,7 +30,7 @@ class Redactor:
         """``text`` without the secret, the queries of addresses, and signatures."""
         for form in self._forms:
             text = text.replace(form, _HIDDEN)
-        return _SIGNED.sub(r"\1…", _QUERY.sub(r"\1?…", text))
+        return _HEADER.sub(r"\1…", _SIGNED.sub(r"\1…", _QUERY.sub(r"\1?…", text)))
 
     def value(self, value: Any) -> Any:
         """The same for a JSON-able value, at any depth."""

@@ -167,10 +167,13 @@ class Service:
         text = f"AI Hub: {what}: {message or type(error).__name__}"
         if isinstance(error, RateLimitedError):
             return LimitedError(text)
+        if isinstance(error, UserError) and message.startswith("Failed to authenticate"):
+            where = f"{self._credentials.web_url.rstrip('/')}/account/"
+            return RefusedError(f"AI Hub refuses the token of {self._credentials.path}; the current one is at {where}")
         if isinstance(error, UserError):
             return RefusedError(text)
-        if isinstance(error, APIException) and error.status_code in (401, 403):
-            return RefusedError(text)
+        if isinstance(error, APIException) and error.status_code == 200:
+            return UnansweredError(f"AI Hub: {what}: the answer is not the service's (a proxy's page?)")
         # "Failed to create …: <why>" is the service's no; without a why it is an answer that was no answer.
         if type(error) is ValueError and _NO_REASON.match(message) and not _NO_REASON.fullmatch(message):
             return RefusedError(text)
