@@ -576,6 +576,27 @@ def test_missing_weights_are_told_before_the_upload(hub: FakeHub, place: Place) 
     assert hub.posts("models") == 0
 
 
+@pytest.mark.parametrize("kind", ["drop", "lose", "slow", "status"])
+def test_a_part_upload_that_fails_is_repeated(hub: FakeHub, place: Place, kind: str) -> None:
+    hub.part_size = 500
+    fault = Fault(kind, 503, 0.05)
+    hub.fault = lambda _, method, path: fault if (method, path[-2:]) == ("PUT", "/1") and puts() < 3 else None
+
+    def puts() -> int:
+        return sum(method == "PUT" and path.endswith("/1") for method, path in hub.requests)
+
+    assert place.compile()["compiled"]
+    assert puts() == (1 if kind == "slow" else 3)
+    assert len(hub.jobs) == 1
+
+
+def test_a_slow_service_is_waited_for(hub: FakeHub, place: Place) -> None:
+    hub.fault = lambda *_: Fault("slow", seconds=0.03)
+    assert place.compile()["compiled"]
+    assert place.profile()["device_quant_snr_db_min"] > 40
+    assert len(hub.jobs) == 2
+
+
 def test_a_part_without_an_etag(hub: FakeHub, place: Place) -> None:
     hub.no_etag = True
     assert "ETag not received" in failure(lambda: place.compile(patience_seconds=0.1))

@@ -88,7 +88,7 @@ def profile_on_devices(
     table = []
     for row in rows:
         result = results.get(str(row["device"]), {"reason": row["reason"]})
-        table.append({"device": row["device"], "backend": BACKEND, "reason": "", **result})
+        table.append({"device": row["device"], "backend": BACKEND, "reason": "", "qairt": row["qairt"], **result})
     with atomic(out_dir / TABLE) as tmp:
         pd.DataFrame(table).to_csv(tmp, index=False)
     if all(row["reason"] for row in table):
