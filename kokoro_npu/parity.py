@@ -97,29 +97,23 @@ def evaluate(recorded: Sequence[Recorded], bucket: Bucket, candidates: Iterator[
 
 def summarize(table: pd.DataFrame) -> dict[str, Any]:
     """The worst figures of :func:`evaluate`'s table, flat."""
-    return {
-        "torch_snr_db_min": _worst(table, TORCH, "snr_db", "min"),
-        "fp32_snr_db_min": _worst(table, FP32, "snr_db", "min"),
-        **summarize_variant(table, QUANT),
-    }
 
+    def worst(variant: str, column: str, how: str) -> float:
+        return round(float(table.loc[table["variant"] == variant, column].agg(how)), 6)
 
-def summarize_variant(table: pd.DataFrame, variant: str) -> dict[str, Any]:
-    """The worst figures of one variant that ran, keys starting with its name, and what they were taken over."""
-    bands = table.loc[table["variant"] == variant, [column for column in table.columns if column.startswith("band_")]]
+    bands = [column for column in table.columns if column.startswith("band_")]
+    quantized = table.loc[table["variant"] == QUANT, bands]
     return {
         "utterances": int(table["utterance"].nunique()),
-        f"{variant}_snr_db_min": _worst(table, variant, "snr_db", "min"),
-        f"{variant}_waveform_corr_min": _worst(table, variant, "waveform_corr", "min"),
-        f"{variant}_magspec_corr_min": _worst(table, variant, "magspec_corr", "min"),
-        f"{variant}_logmel_mae_max": _worst(table, variant, "logmel_mae", "max"),
-        f"{variant}_band_db_max": round(float(bands.abs().to_numpy().max()), 6),
+        "torch_snr_db_min": worst(TORCH, "snr_db", "min"),
+        "fp32_snr_db_min": worst(FP32, "snr_db", "min"),
+        "quant_snr_db_min": worst(QUANT, "snr_db", "min"),
+        "quant_waveform_corr_min": worst(QUANT, "waveform_corr", "min"),
+        "quant_magspec_corr_min": worst(QUANT, "magspec_corr", "min"),
+        "quant_logmel_mae_max": worst(QUANT, "logmel_mae", "max"),
+        "quant_band_db_max": round(float(quantized.abs().to_numpy().max()), 6),
         "duration_mismatches": int(table["duration_mismatches"].max()),
     }
-
-
-def _worst(table: pd.DataFrame, variant: str, column: str, how: str) -> float:
-    return round(float(table.loc[table["variant"] == variant, column].agg(how)), 6)
 
 
 def check_gates(table: pd.DataFrame, gates: Mapping[str, float], where: str) -> None:

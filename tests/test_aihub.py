@@ -638,6 +638,30 @@ def test_two_devices_at_once_with_a_table(hub: FakeHub, place: Place) -> None:
     assert len(set(hub.names())) == len(hub.names()) == 4
 
 
+def test_names_that_differ_in_a_sign_do_not_meet(hub: FakeHub, place: Place) -> None:
+    plus = f"{S24}+"
+    hub.devices.append((plus, "14", PHONE[2]))
+    hub.compiler = lambda model, options, device: case.make_binary(model, options, S23 if device == plus else device)
+    place.compile(several(S24, plus))  # another chip's binary for the second
+    table = pd.read_csv(place.compiled / "devices.csv", keep_default_na=False)
+    assert table["compiled"].tolist() == [True, False]
+    hub.compiler = case.make_binary
+    for path in (place.root / "aihub").iterdir():
+        path.unlink()
+    hub.jobs.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(case.CHIPS, plus, (57, 75))
+        place.compile(several(S24, plus))
+        place.profile()
+    measured = pd.read_csv(place.profiled / "devices.csv", keep_default_na=False)
+    assert measured["reason"].tolist() == ["", ""]
+    assert sorted(p.name for p in place.profiled.iterdir()) == [
+        "devices.csv", "samsung-galaxy-s24", "samsung-galaxy-s24-plus",
+    ]  # fmt: skip
+    sent = [job.pb.inference_job.model.model_id for job in hub.jobs.values() if job.pb.HasField("inference_job")]
+    assert len(set(sent)) == 2
+
+
 def test_one_devices_failure_does_not_lose_the_others(hub: FakeHub, place: Place) -> None:
     def compiler(model: bytes, options: str, device: str) -> bytes | str:
         return "out of memory" if device == S23 else case.make_binary(model, options, device)

@@ -26,8 +26,9 @@ class Device:
 
     @property
     def slug(self) -> str:
-        """The name as a file name."""
-        return "".join(c if c.isalnum() else "-" for c in self.name.lower()).strip("-")
+        """The name as a file name. A plus is spelt out: the S24+ is another phone than the S24."""
+        words = "".join(c if c.isalnum() else " " for c in self.name.lower().replace("+", " plus "))
+        return "-".join(words.split())
 
 
 def names(value: str | Sequence[str]) -> list[str]:

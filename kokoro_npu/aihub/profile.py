@@ -1,7 +1,7 @@
 """One inference job a device: its latency, memory and placement, and the parity of the audio that came back."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from kokoro_npu.aihub import devices, jobs, transfer
 from kokoro_npu.aihub.journal import Journal, content_key
 from kokoro_npu.aihub.service import Service, connect
 from kokoro_npu.aihub.settings import Settings, inference_options
-from kokoro_npu.compile.aihub import BACKEND, TABLE, binary_name
+from kokoro_npu.compile.aihub import BACKEND, TABLE
 from kokoro_npu.compile.binary import read_binary
 from kokoro_npu.cost import count
 from kokoro_npu.errors import KokoroNpuError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _MEASURED = ("rtf_p50", "latency_ms_p50", "latency_ms_p95", "load_ms", "runs", "peak_rss_bytes")
 _COUNTED = ("weight_bytes", "activation_bytes")
+_ELSEWHERE = (parity.TORCH, parity.FP32)  # variants that do not run on a device
 _UNITS = ("NPU", "GPU", "CPU")
 _LAYER_COLUMNS = ("name", "type", "compute_unit", "execution_time_us", "execution_cycles")
 
@@ -83,8 +84,9 @@ def profile_on_devices(
     rows = _compiled(compiled_dir)
     chosen = sorted(recorded, key=lambda item: -item.frames)[: settings.utterances]
     with connect(settings) as service:
-        found = devices.resolve(service, [str(row["device"]) for row in rows if row["compiled"]])
-        results = _run_all(service, found, chosen, bucket, compiled_dir, decoders["quant_"], out_dir)
+        binaries = {str(row["device"]): compiled_dir / str(row["binary"]) for row in rows if row["compiled"]}
+        found = devices.resolve(service, list(binaries))
+        results = _run_all(service, found, binaries, chosen, bucket, out_dir)
     table = []
     for row in rows:
         result = results.get(str(row["device"]), {"reason": row["reason"]})
@@ -119,18 +121,16 @@ def _line(row: dict[str, Any]) -> str:
 def _run_all(
     service: Service,
     found: Sequence[devices.Device],
+    binaries: Mapping[str, Path],
     chosen: Sequence[Recorded],
     bucket: Bucket,
-    compiled_dir: Path,
-    decoder: Path,
     out_dir: Path,
 ) -> dict[str, dict[str, Any]]:
     journal = Journal(service.settings.journal, service.redactor)
     with ExitStack() as locks:
         requests, inputs = [], []
         for device in found:
-            inside = compiled_dir / device.slug / binary_name(decoder)
-            path = inside if inside.is_file() else compiled_dir / binary_name(decoder)
+            path = binaries[device.name]
             inputs.append(_inputs(path, chosen, bucket))
             requests.append(_request(service, journal, path, inputs[-1], bucket, device))
             locks.enter_context(journal.locked(requests[-1].entry))
@@ -314,7 +314,7 @@ def _figures(answer: _Answer, chosen: Sequence[Recorded], bucket: Bucket, out_di
         "memory_low_bytes": low,
         "memory_high_bytes": high,
         **{f"ops_{unit.lower()}": int(units.get(unit, 0)) for unit in _UNITS},
-        **parity.summarize_variant(table, parity.QUANT),
+        **{key: value for key, value in parity.summarize(table).items() if not key.startswith(_ELSEWHERE)},
     }
 
 

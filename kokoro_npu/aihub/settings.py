@@ -53,7 +53,7 @@ class Settings:
     connect_seconds: float = 30.0
     job_seconds: float = 6 * 3600.0
     call_seconds: float = 120.0
-    transfer_bytes: float = 32 * 1024.0
+    transfer_bytes: float = 64 * 1024.0
     backoff_seconds: float = 1.0
     settle_seconds: float = 30.0
 

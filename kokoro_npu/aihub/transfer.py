@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _TRIES = 3
+_LARGEST = 1 << 28
+"""Bytes that a download may have: its size is not known beforehand."""
 
 
 def uploaded_id(
@@ -78,8 +80,8 @@ def download(
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
             place = str(scratch / f"file{target.suffix}")
-            # The size is not known beforehand; the client's own limit on silence ends a dead transfer.
-            written = service.call(what, lambda client, p=place: fetch(client, p), transfer_bytes=1 << 29)  # type: ignore[misc]
+            # The client's own limit on silence ends a dead transfer; this one ends a trickle.
+            written = service.call(what, lambda client, p=place: fetch(client, p), transfer_bytes=_LARGEST)  # type: ignore[misc]
             try:
                 if not written or not Path(written).is_file():
                     raise UnansweredError(f"AI Hub: {what}: nothing came")

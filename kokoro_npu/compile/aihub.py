@@ -131,11 +131,18 @@ def _compile_all(
             place = out_dir if device is found[0] else out_dir / device.slug
             row = {"device": device.name, "backend": BACKEND, "compiled": False, "reason": outcome.error}
             row |= {"soc_model": target.soc_model, "htp_arch": target.htp_arch, "binary_bytes": 0, "seconds": 0.0}
-            row |= {"qairt": "", "sha256": "", "job": journal.read(request.entry).get("url", ""), "options": options}
+            row |= {
+                "qairt": "",
+                "binary": "",
+                "sha256": "",
+                "job": journal.read(request.entry).get("url", ""),
+                "options": options,
+            }
             if outcome.job_id:
                 path = place / binary_name(onnx_path)
                 try:
                     row |= _fetch(service, journal, request, outcome.job_id, target, settings, onnx_path, path)
+                    row["binary"] = str(path.relative_to(out_dir))
                 except KokoroNpuError as error:
                     row["reason"] = str(error)
             rows.append(row)
