@@ -249,7 +249,7 @@ def test_an_utterance_goes_to_the_smallest_bucket_that_holds_it() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"frames": (10, 15)}, "16 frames (0.4 s) do not fit any bucket [10, 15]"),
+        ({"frames": (10, 15)}, "cal-16 has 16 frames, more than any of quantize.calibration.frames [10, 15]"),
         ({"short_windows": (5, 14)}, "short_windows: 14 frames exceed cal-13 (13 frames)"),
         ({"short_windows": (5, 11)}, "short_windows: 11 frames exceed cal-13 (13 frames) or the smallest bucket (10"),
     ],
