@@ -33,7 +33,7 @@ class Settings:
     """How long to measure.
 
     Attributes:
-        warmup: runs that are not counted.
+        warmup: runs that are not counted, unless one takes longer than ``seconds``.
         runs: runs that are counted, at most.
         seconds: no further run is started after so many seconds, once there are two: a long bucket takes half a
             minute a run.
@@ -150,15 +150,16 @@ def _measure_torch(sentence: Sentence, weights_dir: Path, settings: Settings) ->
 
 
 def _timed(synthesize: Callable[[], None], frames: int, settings: Settings, load: float, name: str) -> dict[str, Any]:
-    for _ in range(settings.warmup):
-        synthesize()
     seconds: list[float] = []
-    for _ in tqdm(range(settings.runs), desc=name, unit="run"):
+    for number in tqdm(range(-settings.warmup, settings.runs), desc=name, unit="run"):
         if len(seconds) >= _FEWEST_RUNS and sum(seconds) > settings.seconds:
             break
         start = time.perf_counter()
         synthesize()
-        seconds.append(time.perf_counter() - start)
+        elapsed = time.perf_counter() - start
+        # What warms up in a run that long is nothing beside it.
+        if number >= 0 or elapsed > settings.seconds:
+            seconds.append(elapsed)
     p50, p95 = (float(np.percentile(seconds, q)) for q in (50, 95))
     return {
         "rtf_p50": round(p50 * FRAMES_PER_SECOND / frames, 4),
