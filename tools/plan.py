@@ -1,6 +1,6 @@
-"""Regenerate what is derived in the plan: params.yaml from conf/, code dependencies of dvc.yaml from imports.
+"""Regenerate what is derived in the plan: params.yaml from conf/, code dependencies of each dvc.yaml from imports.
 
-``python tools/plan.py`` (``make plan``) rewrites both; with ``--check`` it only fails if they differ.
+``python tools/plan.py`` (``make plan``) rewrites them; with ``--check`` it only fails if they differ.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def with_code_deps(text: str, root: Path) -> str:
         if match := _SCRIPT.match(line):
             script = match[1]
             if not (root / script).is_file():
-                raise KokoroNpuError(f"dvc.yaml names {script}, which does not exist")
+                raise KokoroNpuError(f"a pipeline names {script}, which does not exist")
         if not _CODE.match(line):
             lines.append(line)
         if line == "    deps:":
@@ -117,16 +117,22 @@ def with_code_deps(text: str, root: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def pipelines(root: Path) -> list[Path]:
+    """The default pipeline, and the optional ones (pipelines/<name>/dvc.yaml), which plain ``dvc repro`` leaves out."""
+    return [root / "dvc.yaml", *sorted(root.glob("pipelines/*/dvc.yaml"))]
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file would change")
     check = parser.parse_args().check
-    dvc_yaml = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
-    for name, text in {"params.yaml": compose(ROOT, []), "dvc.yaml": with_code_deps(dvc_yaml, ROOT)}.items():
-        path = ROOT / name
+    derived = {ROOT / "params.yaml": compose(ROOT, [])}
+    derived |= {path: with_code_deps(path.read_text(encoding="utf-8"), ROOT) for path in pipelines(ROOT)}
+    for path, text in derived.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
+        name = path.relative_to(ROOT)
         if check:
             raise KokoroNpuError(f"{name} is not what the plan derives; run `make plan`")
         path.write_text(text, encoding="utf-8")
