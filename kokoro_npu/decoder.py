@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from kokoro import istftnet as upstream
 from torch import Tensor, nn
 
-from kokoro_npu.geometry import DECODE_RATE, GENERATOR_RATE, HOP, STFT_BINS, UPSAMPLE_RATES, Bucket
+from kokoro_npu.geometry import DECODE_RATE, GENERATOR_RATE, HOP, NOISE_TAIL, STFT_BINS, UPSAMPLE_RATES, Bucket
 from kokoro_npu.istft import SYNTHESIS_PADDING, edge_kernel, synthesis_kernel
 
 _INSTANCE_NORM_EPS = 1e-5
@@ -208,8 +208,7 @@ class StaticGenerator(nn.Module):
         self.reflected = _reflected_column(generator.ups[-1])
         self.head = Head(generator.conv_post, bucket)
         channels = generator.ups[-1].out_channels
-        tail = bucket.noise_steps - GENERATOR_RATE * bucket.frames - 1
-        self.register_buffer("tail", torch.zeros(1, channels, 1, tail), persistent=False)
+        self.register_buffer("tail", torch.zeros(1, channels, 1, NOISE_TAIL), persistent=False)
 
     def forward(self, x: Tensor, style: Tensor, noise: Tensor, rates: list[Rate]) -> Tensor:
         """X [1, 512, 1, 2 T], noise [1, 22, 1, 120 T + 8] to audio [1, 600 T]; ``rates``: 2, 20, 120 a frame."""
@@ -257,8 +256,7 @@ class StaticDecoder(nn.Module):
         self.decode = nn.ModuleList(MaskedStyleBlock(block, bucket.frames) for block in decoder.decode)
         self.generator = StaticGenerator(decoder.generator, bucket)
         self.register_buffer("one", torch.ones(1, 1, 1, 1), persistent=False)
-        tail = bucket.noise_steps - GENERATOR_RATE * bucket.frames - 1
-        self.register_buffer("tail", torch.zeros(1, 1, 1, tail), persistent=False)
+        self.register_buffer("tail", torch.zeros(1, 1, 1, NOISE_TAIL), persistent=False)
         self.requires_grad_(False)
         self.eval()
 

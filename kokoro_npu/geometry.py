@@ -30,6 +30,8 @@ MAX_TOKENS = 512
 _STEP_PADDING = 8
 """Columns after the 120 T steps: the one of the centred STFT, and zeros up to a multiple of 8, because
 lengths that are not (19,201) failed to finalize on a device where 19,208 passed (design §4)."""
+NOISE_TAIL = _STEP_PADDING - 1
+"""Zero columns right of the real ones of a ``noise`` that is not padded to a bucket."""
 
 
 @dataclass(frozen=True)

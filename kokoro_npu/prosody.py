@@ -16,7 +16,7 @@ from kokoro import KModel
 from kokoro import istftnet as upstream
 from torch import Tensor, nn
 
-from kokoro_npu.geometry import DECODE_RATE, HOP, N_FFT, SAMPLE_RATE, SAMPLES_PER_FRAME, Bucket
+from kokoro_npu.geometry import DECODE_RATE, HOP, N_FFT, NOISE_TAIL, SAMPLE_RATE, SAMPLES_PER_FRAME
 from kokoro_npu.istft import analysis_kernels
 
 INPUT_NAMES = ("aligned_prosody", "prosody_style", "source_noise")
@@ -135,9 +135,10 @@ class ProsodyModel(nn.Module):
             source_noise: [1, 1, 600 L] float32, unit Gaussian draws.
 
         Returns:
-            F0 in Hz [1, 1, 2 L], energy [1, 1, 2 L], noise [1, 22, 120 L + 8] of which the last 7 columns are zero.
+            F0 in Hz [1, 1, 2 L], energy [1, 1, 2 L], noise [1, 22, 120 L + 8], its last `NOISE_TAIL`
+            columns zero.
         """
         f0, energy = self.predictor.F0Ntrain(aligned_prosody, prosody_style)
         f0, energy = f0[:, None], energy[:, None]
         spectrum = self.source(f0, source_noise)
-        return f0, energy, F.pad(spectrum, (0, Bucket(0).noise_steps - 1))
+        return f0, energy, F.pad(spectrum, (0, NOISE_TAIL))

@@ -11,7 +11,7 @@ from kokoro.istftnet import Decoder, TorchSTFT
 from torch import Tensor
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import STFT_BINS, Bucket, source_steps
+from kokoro_npu.geometry import NOISE_TAIL, STFT_BINS
 
 Array = npt.NDArray[np.float32]
 
@@ -38,7 +38,7 @@ def given_source(decoder: Decoder, noise: Array) -> Iterator[None]:
     original = decoder.generator.stft
     if not isinstance(original, TorchSTFT):
         raise TypeError("the reference needs the complex STFT: load KModel with disable_complex=False")
-    steps = noise.shape[2] - Bucket(0).noise_steps + source_steps(0)
+    steps = noise.shape[2] - NOISE_TAIL
     decoder.generator.stft = _GivenSource(original, torch.from_numpy(noise[:, :, :steps]))
     try:
         yield

@@ -6,9 +6,7 @@ from typing import Any
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import read_json
-from kokoro_npu.versions import tool_versions
-
-_TOOLS = ("kokoro", "onnx", "onnxruntime", "onnxruntime-qnn", "onnxsim", "torch")
+from kokoro_npu.versions import TOOLS, tool_versions
 
 # Key of the summary, kind of report, key there, and how the buckets' values become one (worst or total).
 _FIGURES: tuple[tuple[str, str, str, Callable[[list[Any]], Any]], ...] = (
@@ -61,7 +59,7 @@ def summarize(reports_dir: Path | str, frames: Sequence[int], precision: str, we
         "buckets": len(frames),
         "frames": list(frames),
         "precision": precision,
-        "versions": tool_versions(_TOOLS),
+        "versions": tool_versions(TOOLS),
         "weights_source": weights_source,
     }
     for name, kind, key, fold in _FIGURES:

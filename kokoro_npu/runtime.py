@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import FRAMES_PER_SECOND, GENERATOR_RATE, SAMPLES_PER_FRAME, Bucket, source_steps
+from kokoro_npu.geometry import FRAMES_PER_SECOND, GENERATOR_RATE, NOISE_TAIL, SAMPLES_PER_FRAME, Bucket, source_steps
 
 Array = npt.NDArray[np.float32]
 
@@ -90,11 +90,10 @@ def crop(features: Mapping[str, Array], frames: int, start: int = 0) -> dict[str
     last = start + frames
     first_step = GENERATOR_RATE * start
     noise = features["noise"][:, :, first_step : first_step + source_steps(frames)]
-    tail = Bucket(frames).noise_steps - source_steps(frames)
     return {
         **features,
         "aligned_features": features["aligned_features"][:, :, start:last],
         "f0_contour": features["f0_contour"][:, :, 2 * start : 2 * last],
         "energy": features["energy"][:, :, 2 * start : 2 * last],
-        "noise": np.pad(noise, ((0, 0), (0, 0), (0, tail))),
+        "noise": np.pad(noise, ((0, 0), (0, 0), (0, NOISE_TAIL))),
     }

@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
+TOOLS = ("kokoro", "onnx", "onnxruntime", "onnxruntime-qnn", "onnxsim", "torch", "transformers")
+"""Distributions whose versions every report states."""
+
 
 def tool_versions(names: Iterable[str]) -> dict[str, str]:
     """Installed version of each distribution as ``{name: version}``; an empty text where it is not installed.
@@ -19,16 +22,13 @@ def tool_versions(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-_TOOLS = ("kokoro", "onnx", "onnxruntime", "onnxruntime-qnn", "onnxsim", "torch", "transformers")
-
-
 def provenance(weights_source: str, precision: str, backend: str) -> dict[str, str]:
     """What every report says of itself, flat: weights' source, precision, the backend that ran, tool versions."""
     return {
         "backend": backend,
         "precision": precision,
         "weights_source": weights_source,
-        **flat_versions(_TOOLS),
+        **flat_versions(TOOLS),
     }
 
 
