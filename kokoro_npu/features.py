@@ -8,7 +8,6 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
 import torch
 from kokoro import KModel
 from safetensors.numpy import load_file, save_file
@@ -19,9 +18,10 @@ from kokoro_npu.corpus import EVALUATION, Utterance
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic, read_json, write_json
 from kokoro_npu.frontend import Frontend, tokenize, voice_row
-from kokoro_npu.geometry import SAMPLE_RATE, Bucket
+from kokoro_npu.geometry import Bucket
 from kokoro_npu.runtime import Array
 from kokoro_npu.sessions import THREADS
+from kokoro_npu.wav import write_wav
 
 _MANIFEST = "manifest.json"
 _REFERENCE = "reference_audio"
@@ -91,8 +91,7 @@ def record(
         tensors = {**prepared.features, _REFERENCE: audio, _TOKENS: tokens, _VOICE: voice}
         with atomic(out_dir / f"{utterance.id}.safetensors") as tmp:
             save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, tmp)
-        with atomic(out_dir / f"{utterance.id}.wav") as tmp:
-            soundfile.write(tmp, audio, SAMPLE_RATE, subtype="PCM_16")
+        write_wav(out_dir / f"{utterance.id}.wav", audio)
         entries.append(
             {
                 "id": utterance.id,

@@ -17,11 +17,14 @@ from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.runtime import Array, crop, pad_to_bucket, trim
 from kokoro_npu.sessions import THREADS, cpu_session
+from kokoro_npu.variants import FP32 as FP32
+from kokoro_npu.variants import QUANT as QUANT
+from kokoro_npu.variants import REFERENCE
+from kokoro_npu.variants import TORCH as TORCH
+from kokoro_npu.wav import write_wav
 
 Variant = Callable[[dict[str, Array]], Array]
 """A decoder: inputs by name to audio [1, 600 T]."""
-
-TORCH, FP32, QUANT = "torch", "fp32", "quant"
 
 
 def variants(model: KModel, bucket: Bucket, fp32: Path, quantized: Path) -> Iterator[tuple[str, Variant]]:
@@ -66,17 +69,33 @@ def fitting(recorded: Sequence[Recorded], bucket: Bucket, model: KModel) -> list
     return [replace(shortest, id=f"{shortest.id}[cut]", frames=bucket.frames, features=features, reference=audio)]
 
 
-def evaluate(recorded: Sequence[Recorded], bucket: Bucket, candidates: Iterator[tuple[str, Variant]]) -> pd.DataFrame:
+def evaluate(
+    recorded: Sequence[Recorded],
+    bucket: Bucket,
+    candidates: Iterator[tuple[str, Variant]],
+    listen_dir: Path | None = None,
+) -> pd.DataFrame:
     """Run every candidate on every utterance.
+
+    Args:
+        recorded: what to say, with its reference.
+        bucket: of the candidates.
+        candidates: name and decoder.
+        listen_dir: receives the audio as ``<utterance>.<variant>.wav``, the reference as variant ``reference``.
 
     Returns:
         One row an utterance and variant: ``utterance, frames, fill, variant, snr_db, waveform_corr, magspec_corr,
         logmel_mae, band_<edges>_db, duration_mismatches``.
     """
     rows = []
+    if listen_dir is not None:
+        for item in recorded:
+            write_wav(listen_dir / f"{item.id}.{REFERENCE}.wav", item.reference)
     for variant, run in candidates:
         for item in tqdm(recorded, desc=f"parity {bucket.frames} {variant}", unit="utterance"):
             audio = trim(run(pad_to_bucket(item.features, bucket)), item.frames)
+            if listen_dir is not None:
+                write_wav(listen_dir / f"{item.id}.{variant}.wav", audio)
             bands = metrics.band_energy_db(item.reference, audio)
             rows.append(
                 {

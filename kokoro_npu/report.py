@@ -1,6 +1,6 @@
 """The summary of a build: the worst figure of each kind over its buckets."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,23 @@ def summarize(reports_dir: Path | str, frames: Sequence[int], precision: str, we
         known = [value for value in values if value is not None]
         summary[name] = fold(known) if known and (fold is not sum or len(known) == len(values)) else None
     return summary
+
+
+_LONGEST_TEXT = 24
+
+
+def metrics_row(report: Mapping[str, Any]) -> dict[str, Any]:
+    """A report as a metrics file: what is longer than a few words is cut, because ``dvc metrics diff`` is a table.
+
+    A reason such as ``too wide: tensor noise is …`` leaves the words before its colon. The whole text stays where
+    the report's stage keeps it (``why.txt`` among its outputs), and a reason without short words points there.
+    """
+    return {key: _short(value) if key.endswith("reason") else value for key, value in report.items()}
+
+
+def _short(reason: str) -> str:
+    head = reason.partition(":")[0]
+    return head if len(head) <= _LONGEST_TEXT else "see why.txt"
 
 
 def _read(path: Path, precision: str) -> tuple[Path, dict[str, Any]]:

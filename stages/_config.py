@@ -12,7 +12,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kokoro_npu.errors import KokoroNpuError
 
-_CONF = Path(__file__).resolve().parents[1] / "conf"
+_ROOT = Path(__file__).resolve().parents[1]
+_CONF = _ROOT / "conf"
+# This tree's library: a queued experiment runs in a copy, while the environment knows the clone it was made in.
+sys.path.insert(0, str(_ROOT))
 sys.path.append(str(_CONF))  # where Hydra, too, finds its plugins
 from hydra_plugins import plan  # noqa: E402  # needs the path above
 

@@ -11,6 +11,7 @@ from kokoro_npu.features import Recorded, load_recorded, longest_fitting
 from kokoro_npu.files import atomic, write_json
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.profile import BACKEND, Sentence, Settings, profile_bucket
+from kokoro_npu.report import metrics_row
 from kokoro_npu.versions import provenance
 from kokoro_npu.weights import source_label
 
@@ -27,7 +28,7 @@ def main(cfg: DictConfig) -> None:
     measure = on_devices if cfg.compile.backend == "aihub" else on_cpu
     report = measure(cfg, recorded, Bucket(cfg.frames), decoders, Path("artifacts/profile") / str(cfg.frames))
     made_by = provenance(source_label(WEIGHTS), cfg.quantize.precision, report["backend"])
-    write_json(f"reports/profile/{cfg.frames}.json", report | made_by)
+    write_json(f"reports/profile/{cfg.frames}.json", metrics_row(report) | made_by)
 
 
 def on_cpu(

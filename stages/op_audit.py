@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from kokoro_npu.audit import audit_decoder
 from kokoro_npu.compile import CompileSettings, Target
 from kokoro_npu.files import write_json
+from kokoro_npu.report import metrics_row
 from kokoro_npu.weights import source_label
 
 
@@ -25,7 +26,8 @@ def main(cfg: DictConfig) -> None:
         Path("artifacts/audit") / str(cfg.frames),
         cfg.audit.op_table,
     )
-    write_json(f"reports/audit/{cfg.frames}.json", report | {"weights_source": source_label("artifacts/weights")})
+    weights = {"weights_source": source_label("artifacts/weights")}
+    write_json(f"reports/audit/{cfg.frames}.json", metrics_row(report) | weights)
     if report["placed"]:
         print(f"{cfg.frames} frames: {report['nodes_on_npu']} of {report['nodes']} nodes on the NPU")
     else:

@@ -18,13 +18,13 @@ WEIGHTS = Path("artifacts/weights")
 
 @stage
 def main(cfg: DictConfig) -> None:
-    """Write artifacts/parity/<frames>.csv and reports/parity/<frames>.json, then apply the gates."""
+    """Write artifacts/parity/<frames>.csv, its audio, and reports/parity/<frames>.json, then apply the gates."""
     name = f"kokoro_decoder_{cfg.frames}.onnx"
     bucket = Bucket(cfg.frames)
     model = load_kmodel(WEIGHTS)
     recorded = fitting(list(load_recorded("artifacts/features", EVALUATION)), bucket, model)
     decoders = variants(model, bucket, Path("artifacts/decoder") / name, Path("artifacts/quantized") / name)
-    table = evaluate(recorded, bucket, decoders)
+    table = evaluate(recorded, bucket, decoders, Path(f"artifacts/parity/{cfg.frames}"))
     with atomic(f"artifacts/parity/{cfg.frames}.csv") as tmp:
         table.to_csv(tmp, index=False, float_format="%.6g")
     made_by = provenance(source_label(WEIGHTS), cfg.quantize.precision, "onnxruntime-cpu")

@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 
 from kokoro_npu.compile import CompileSettings, Target, compile_decoder
 from kokoro_npu.files import write_json
+from kokoro_npu.report import metrics_row
 from kokoro_npu.weights import source_label
 
 
@@ -21,7 +22,8 @@ def main(cfg: DictConfig) -> None:
         CompileSettings(**cfg.compile, aihub=plain(cfg.aihub)),
         Path("artifacts/compiled") / str(cfg.frames),
     )
-    write_json(f"reports/compile/{cfg.frames}.json", report | {"weights_source": source_label("artifacts/weights")})
+    weights = {"weights_source": source_label("artifacts/weights")}
+    write_json(f"reports/compile/{cfg.frames}.json", metrics_row(report) | weights)
     print(f"{cfg.frames} frames: " + ("compiled" if report["compiled"] else f"not compiled: {report['reason']}"))
 
 

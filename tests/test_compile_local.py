@@ -127,7 +127,9 @@ def test_a_wheel_that_does_not_load_is_a_reason(tmp_path: Path, monkeypatch: pyt
     for name in ("libQnnHtp.so", "libHtpPrepare.so", "libQnnSystem.so", "libQnnIr.so"):
         (tmp_path / name).touch()
     monkeypatch.setattr(toolchain, "_ENTRY", "raise ImportError('GLIBC_2.35 not found')")
-    assert toolchain.missing_reason() == ("the QNN execution provider does not load: ImportError: GLIBC_2.35 not found")
+    assert toolchain.missing_reason() == (
+        "no compiler: the QNN execution provider does not load: ImportError: GLIBC_2.35 not found"
+    )
 
 
 def test_a_crash_of_the_compiler_is_one_line(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +181,7 @@ def test_a_compile_that_eats_the_machine_is_ended(tmp_path: Path, model: Path, m
     monkeypatch.setattr(toolchain, "available_bytes", lambda: GIB // 4)
     report = compile_decoder(model, 120, "w8a16", SM8650, SETTINGS, tmp_path / "out")
     assert report["compiled"] is False
-    assert "ended before it took the last memory" in report["reason"]
+    assert "out of memory: " in report["reason"]
     assert report["peak_rss_bytes"] > 0
 
 

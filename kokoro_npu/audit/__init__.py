@@ -64,8 +64,8 @@ def _write_tables(
     )
 
 
-def _refused_line(refused: tuple[PlacedNode, ...]) -> str:
-    return "; ".join(f"{n.node} ({n.op}): {n.reason}" for n in refused[:3])
+def _refused_ops(refused: tuple[PlacedNode, ...]) -> str:
+    return ", ".join(sorted({n.op for n in refused}))
 
 
 def audit_decoder(
@@ -88,14 +88,15 @@ def audit_decoder(
         target: the chip.
         settings: level and options, those of the compile.
         table_path: verdicts by op type, see :func:`op_table`.
-        out_dir: receives ``{float,quantized}_ops.csv`` (op kinds) and ``…_placement.csv`` (every node).
+        out_dir: receives ``{float,quantized}_ops.csv`` (op kinds) and ``…_placement.csv`` (every node), and
+            ``why.txt`` where nothing could be placed.
 
     Returns:
         A flat report: ``blocking_ops``, ``dynamic_dims``, ``ops_not_listed`` (kinds), ``file_nodes``,
         ``nodes`` and ``nodes_on_npu`` (None when nothing could be placed; counted at partition time, see
-        :class:`Placement`), ``refused`` (the first of them with reasons); the same of the float model with
-        the prefix ``fp16_``; and ``placed``, ``reason``, ``backend``, ``frames``, ``precision``,
-        ``soc_model``, ``htp_arch``, ``optimization_level``, ``qairt`` and tool versions. Nothing in it
+        :class:`Placement`), ``refused`` (kinds of the others; nodes and reasons are in the table); the same
+        of the float model with the prefix ``fp16_``; and ``placed``, ``reason``, ``backend``, ``frames``,
+        ``precision``, ``soc_model``, ``htp_arch``, ``optimization_level``, ``qairt`` and tool versions. Nothing in it
         depends on time or machine.
 
     Raises:
@@ -108,6 +109,9 @@ def audit_decoder(
     for kind, (_, path) in models.items():
         require_npu_ready(graphs[kind], path)
     missing = toolchain.missing_reason()
+    if missing:
+        with atomic(out_dir / "why.txt") as tmp:
+            tmp.write_text(f"Not placed: {missing}\n", encoding="utf-8")
     report: dict[str, Any] = {
         "frames": frames,
         "precision": precision,
@@ -133,6 +137,6 @@ def audit_decoder(
             f"{prefix}file_nodes": graph.nodes,
             f"{prefix}nodes": len(placement.nodes) if placement else None,
             f"{prefix}nodes_on_npu": placement.on_npu if placement else None,
-            f"{prefix}refused": _refused_line(placement.refused) if placement else "",
+            f"{prefix}refused": _refused_ops(placement.refused) if placement else "",
         }
     return report

@@ -11,7 +11,9 @@ import click
 
 from kokoro_npu.errors import KokoroNpuError
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "doctor": "what this machine lacks for the pipeline, and what to do",
+}
 """Subcommand to its line of help; its module is the name with underscores for hyphens."""
 
 

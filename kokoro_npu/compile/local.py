@@ -125,7 +125,7 @@ class LocalBackend:
             measured = {"seconds": round(run.seconds, 1), "peak_rss_bytes": run.peak_rss_bytes}
             if run.guarded:
                 return {
-                    "reason": f"{what}: ended before it took the last memory; it needs more than estimated"
+                    "reason": f"out of memory: {what} ended before it took the last; it needs more than estimated"
                 } | measured
             if run.death or not run.result.get("ok"):
                 extra = f", options {dict(settings.options)}" if settings.options else ""

@@ -92,7 +92,7 @@ def widest_tensor(onnx_path: Path | str) -> tuple[str, int]:
 
 
 def refusal(frames: int, precision: str, settings: CompileSettings, widest: tuple[str, int]) -> str | None:
-    """Why this bucket is not attempted, in one line; None when it fits.
+    """Why this bucket is not attempted, in one line; None when it fits. The words before the colon go into metrics.
 
     The text names no figure that changes from run to run, so that a rebuilt report stays the same.
     """
@@ -104,10 +104,11 @@ def refusal(frames: int, precision: str, settings: CompileSettings, widest: tupl
     )
     if width > MAX_WIDTH and (settings.optimization_level > 1 or settings.graph_splitting):
         return (
-            f"tensor {name} is {width} wide; beyond {MAX_WIDTH} HTP's compiler fails"
+            f"too wide: tensor {name} is {width} wide; beyond {MAX_WIDTH} HTP's compiler fails"
             + (" with graph splitting" if settings.graph_splitting else " above level 1")
             + f" (QNN 1002 or a crash); {memory}"
         )
     if need > available_bytes() - settings.memory_reserve_gib * 2**30:
-        return f"{memory}, more than this machine has free beside a reserve of {settings.memory_reserve_gib:g} GiB"
+        reserve = f"a reserve of {settings.memory_reserve_gib:g} GiB"
+        return f"too large: {memory}, more than this machine has free beside {reserve}"
     return None

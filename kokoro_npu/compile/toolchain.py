@@ -82,15 +82,15 @@ def missing_reason() -> str | None:
     """
     where = library_dir()
     if where is None:
-        return f"onnxruntime-qnn is not installed (no wheel for {sys.platform}?)"
+        return f"no compiler: onnxruntime-qnn is not installed (no wheel for {sys.platform}?)"
     for name in ("libQnnHtp.so", "libHtpPrepare.so", "libQnnSystem.so", "libQnnIr.so"):
         if not (where / name).is_file():
-            return f"onnxruntime-qnn holds no {name}: the offline HTP compiler exists on Linux x86-64 only"
+            return f"no compiler: onnxruntime-qnn holds no {name}: the offline HTP compiler exists on Linux x86-64 only"
     run = run_worker("probe", {}, describe=None)
     if run.result.get("ok"):
         return None
     detail = run.result.get("error") or run.death or (run.log.strip().splitlines() or ["no message"])[-1]
-    return f"the QNN execution provider does not load: {' '.join(str(detail).split())[:300]}"
+    return f"no compiler: the QNN execution provider does not load: {' '.join(str(detail).split())[:300]}"
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,132 @@
+"""Audio of a build as the page carries it: lossless players and spectrograms."""
+
+import base64
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import soundfile
+from matplotlib import colormaps
+from PIL import Image
+
+from kokoro_npu import metrics
+from kokoro_npu.geometry import FRAMES_PER_SECOND, SAMPLE_RATE
+from kokoro_npu.variants import FP32, QUANT, REFERENCE
+from kokoro_npu.wav import read_wav
+
+LONGEST_SECONDS = 4.0
+"""Audio longer than this stays out of the page, which is committed."""
+FLOOR_DB = -80.0
+_SPECTROGRAM_HEIGHT = 128
+_COLOURS = 32  # steps of 2.6 dB: more would only cost bytes
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One variant of an utterance.
+
+    Attributes:
+        label: what it is.
+        audio: ``data:`` address of the FLAC file; empty for the difference.
+        spectrogram: ``data:`` address of a PNG.
+    """
+
+    label: str
+    audio: str
+    spectrogram: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One utterance in one bucket.
+
+    Attributes:
+        utterance: its name in the corpus.
+        frames: the bucket.
+        seconds: length of the audio.
+        snr_db: of the quantized decoder.
+        why: why it is shown.
+        clips: reference, fp32, quantized, and difference.
+    """
+
+    utterance: str
+    frames: int
+    seconds: float
+    snr_db: float
+    why: str
+    clips: tuple[Clip, ...]
+
+
+def samples(parity_dir: Path | str, frames: list[int], precision: str) -> list[Sample]:
+    """What to listen to: an utterance as a user would hear it, and the worst of the build, where both are short.
+
+    Args:
+        parity_dir: of the stage parity-eval: ``<frames>.csv`` and ``<frames>/<utterance>.<variant>.wav``.
+        frames: the buckets.
+        precision: of the quantized decoder.
+    """
+    directory = Path(parity_dir)
+    tables = [pd.read_csv(directory / f"{size}.csv").assign(bucket=size) for size in frames]
+    rows = pd.concat(tables, ignore_index=True)
+    rows = rows[(rows["variant"] == QUANT) & (rows["frames"] <= LONGEST_SECONDS * FRAMES_PER_SECOND)]
+    if rows.empty:
+        return []
+    usual = rows[rows["bucket"] == rows["bucket"].min()].sort_values("frames").iloc[-1]
+    worst = rows.sort_values(["snr_db", "bucket"]).iloc[0]
+    chosen = [(usual, "the longest short utterance of the smallest bucket"), (worst, "the lowest SNR of the build")]
+    if usual.name == worst.name:
+        chosen = [(usual, "the lowest SNR of the build")]
+    return [_sample(directory, row, why, precision) for row, why in chosen]
+
+
+def _sample(directory: Path, row: pd.Series, why: str, precision: str) -> Sample:
+    stem = directory / str(row["bucket"])
+    audio = {v: read_wav(stem / f"{row['utterance']}.{v}.wav") for v in (REFERENCE, FP32, QUANT)}
+    loudest = float(metrics.magnitude_spectrogram(audio[REFERENCE]).max())
+    labels = {REFERENCE: "reference: PyTorch, unpadded", FP32: "fp32 ONNX", QUANT: f"{precision} ONNX"}
+    clips = [
+        Clip(label, _data("audio/flac", flac(audio[v])), _data("image/png", spectrogram(audio[v], loudest)))
+        for v, label in labels.items()
+    ]
+    difference = audio[QUANT] - audio[REFERENCE]
+    clips.append(Clip(f"{precision} minus reference", "", _data("image/png", spectrogram(difference, loudest))))
+    return Sample(
+        utterance=str(row["utterance"]),
+        frames=int(row["bucket"]),
+        seconds=len(audio[REFERENCE]) / SAMPLE_RATE,
+        snr_db=float(row["snr_db"]),
+        why=why,
+        clips=tuple(clips),
+    )
+
+
+def flac(audio: npt.NDArray[np.float32]) -> bytes:
+    """Mono audio [N] as a 16-bit FLAC file, which every browser plays and which loses nothing of a WAV."""
+    stream = io.BytesIO()
+    soundfile.write(stream, audio, SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+    return stream.getvalue()
+
+
+def spectrogram(audio: npt.NDArray[np.float32], loudest: float) -> bytes:
+    """PNG of the magnitude spectrogram, 0 to 12 kHz, 0 to -80 dB below ``loudest``, one column each 10.7 ms.
+
+    Args:
+        audio: [N] float32.
+        loudest: magnitude at 0 dB: that of the reference in every picture, so that they compare.
+    """
+    magnitudes = metrics.magnitude_spectrogram(audio)[:, 1:]
+    rows = magnitudes.reshape(len(magnitudes), _SPECTROGRAM_HEIGHT, -1).max(axis=2)
+    levels = 20 * np.log10(np.maximum(rows / loudest, 1e-9)).T[::-1]
+    steps = np.round(np.clip(1 - levels / FLOOR_DB, 0, 1) * (_COLOURS - 1))
+    picture = Image.fromarray(steps.astype(np.uint8), mode="P")
+    picture.putpalette(colormaps["magma"].resampled(_COLOURS)(range(_COLOURS), bytes=True)[:, :3].tobytes())
+    stream = io.BytesIO()
+    picture.save(stream, format="png", optimize=True)
+    return stream.getvalue()
+
+
+def _data(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"

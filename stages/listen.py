@@ -1,0 +1,33 @@
+"""Stage listen: word error rate of every variant by an offline recogniser, with controls that must fail."""
+
+from pathlib import Path
+
+from _config import stage
+from omegaconf import DictConfig
+
+from kokoro_npu.corpus import EVALUATION, load_corpus
+from kokoro_npu.files import atomic, write_json
+from kokoro_npu.listening import check_gates, clips, listen, pocketsphinx_recogniser, summarize
+from kokoro_npu.variants import FP32, QUANT
+from kokoro_npu.versions import flat_versions, provenance
+from kokoro_npu.weights import source_label
+
+
+@stage
+def main(cfg: DictConfig) -> None:
+    """Write artifacts/listening/words.csv and reports/listening.json, then apply the gates."""
+    corpus = [utterance for utterance in load_corpus(cfg.features.corpus) if utterance.part == EVALUATION]
+    texts = {utterance.id: utterance.text for utterance in corpus}
+    heard = clips(Path("artifacts/parity"), list(cfg.buckets), texts, cfg.seed)
+    table = listen(heard, pocketsphinx_recogniser(), cfg.listening.phases)
+    with atomic("artifacts/listening/words.csv") as tmp:
+        table.to_csv(tmp, index=False)
+    report = summarize(table)
+    made_by = provenance(source_label("artifacts/weights"), cfg.quantize.precision, "onnxruntime-cpu")
+    made_by |= flat_versions(["pocketsphinx"])
+    write_json("reports/listening.json", {"buckets": len(cfg.buckets), **report, **made_by})
+    check_gates(report, [FP32, QUANT], cfg.listening.points_max, cfg.listening.control_points_min)
+
+
+if __name__ == "__main__":
+    main()
