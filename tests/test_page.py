@@ -91,7 +91,7 @@ def test_figures_gates_reasons_and_ops_are_told(build: Path) -> None:
     html = make_page(build)
     text = re.sub(r"<svg.*?</svg>|<style.*?</style>", "", html, flags=re.DOTALL)
     words = " ".join(re.sub(r"<[^>]+>", " ", text).split())
-    assert "w8a16 ONNX, SNR ≥ 20 dB 29.9 dB ✓ 29.9 dB ✓" in words
+    assert "w8a16 ONNX, SNR, dB ≥ 20 29.9 ✓ 29.9 ✓" in words
     assert "1 of 2 compiled for Hexagon" in words
     assert "400 frames: Not compiled: too wide: tensor &lt;noise&gt; is 48008 wide" in words
     assert "3 kinds of ops, the same in every bucket" in words
@@ -99,15 +99,15 @@ def test_figures_gates_reasons_and_ops_are_told(build: Path) -> None:
     assert "✗" not in words
     assert "69.0 MB" in words
     markdown = (build / "reports/index.md").read_text(encoding="utf-8")
-    assert "| w8a16 ONNX, SNR | ≥ 20 dB | 29.9 dB | 29.9 dB |" in markdown
+    assert "| w8a16 ONNX, SNR, dB | ≥ 20 | 29.9 | 29.9 |" in markdown
     assert "\n\n\n" not in markdown
     assert "Not compiled: too wide: tensor <noise>" in markdown
 
 
 def test_a_missed_gate_is_marked(build: Path) -> None:
     write_reports(build, 60, parity__quant_snr_db_min=19.99)
-    assert 'class="n missed">20.0 dB <span class="bad">✗' in make_page(build)
-    assert "20.0 dB **missed** | 29.9 dB |" in (build / "reports/index.md").read_text(encoding="utf-8")
+    assert 'class="n missed">20.0 <span class="bad">✗' in make_page(build)
+    assert "20.0 **missed** | 29.9 |" in (build / "reports/index.md").read_text(encoding="utf-8")
 
 
 def test_players_hold_the_wavs_bit_for_bit(build: Path) -> None:
@@ -186,8 +186,8 @@ def test_a_dropped_bucket_is_worse(committed: Path) -> None:
         ({"parity__quant_logmel_mae_max": 0.2}, "w8a16 log-mel distance"),
         ({"parity__utterances": 1}, "evaluation utterances that fit"),
         ({"audit__blocking_ops": 1}, "blocking ops"),
-        ({"audit__nodes_on_npu": 49}, "share of w8a16 nodes on the NPU"),
-        ({"audit__nodes_on_npu": None}, "share of w8a16 nodes on the NPU"),
+        ({"audit__nodes_on_npu": 49}, "nodes on the NPU, w8a16"),
+        ({"audit__nodes_on_npu": None}, "nodes on the NPU, w8a16"),
         ({"compile__compiled": False, "compile__binary_bytes": 0}, "compiled"),
         ({"compile__binary_bytes": 75_000_000}, "context binary"),
         ({"profile__rtf_p50": 0.4}, "fp32 time ÷ PyTorch's, same run"),
@@ -227,6 +227,7 @@ def test_another_build_is_named() -> None:
         (105.17752, "dB", "105.2 dB"),
         (0.173584, "dB", "0.174 dB"),
         (5736, "", "5736"),
+        (5735 / 5736, "%", "99.98 %"),
     ],
 )
 def test_figures_for_people(value: Any, unit: str, shown: str) -> None:

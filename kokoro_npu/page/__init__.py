@@ -129,10 +129,13 @@ def _row(figure: Figure, reports: Reports, precision: str, gates: Mapping[str, f
     bound = gates.get(figure.gate)
     values = [figure.of(report) for report in reports[figure.kind].values()]
     sign = "≥" if figure.better > 0 else "≤"
+    label, unit = figure.label.format(precision=precision), figure.unit
+    if unit == "dB":  # once a row, so that the columns fit a phone
+        label, unit = f"{label}, dB", ""
     return Row(
-        label=figure.label.format(precision=precision),
-        gate="" if bound is None else f"{sign} {bound:g} {figure.unit}".rstrip(),
-        cells=tuple(text(value, figure.unit) for value in values),
+        label=label,
+        gate="" if bound is None else f"{sign} {bound:g}",
+        cells=tuple(text(value, unit) for value in values),
         held=tuple(None if bound is None or v is None else (v - bound) * figure.better >= 0 for v in values),
     )
 

@@ -16,7 +16,7 @@ class Figure:
         kind: directory of the report below ``reports/``.
         key: its key there; ``a/b`` is the quotient of two keys.
         label: its name on the page.
-        unit: ``dB``, ``bytes``, ``s`` or empty.
+        unit: ``dB``, ``bytes``, ``s``, ``%`` (of a share) or empty.
         better: 1 when more is better, -1 when less is.
         slack: relative change for the worse that is no news: 0 for what a rebuild repeats to the last digit.
         gate: name of its gate, if one exists in the plan.
@@ -70,8 +70,8 @@ PARITY = (
 AUDIT = (
     Figure("audit", "blocking_ops", "blocking ops", better=-1),
     Figure("audit", "dynamic_dims", "dynamic dimensions", better=-1),
-    Figure("audit", "nodes_on_npu/nodes", "share of {precision} nodes on the NPU"),
-    Figure("audit", "fp16_nodes_on_npu/fp16_nodes", "share of fp16 nodes on the NPU"),
+    Figure("audit", "nodes_on_npu/nodes", "nodes on the NPU, {precision}", "%"),
+    Figure("audit", "fp16_nodes_on_npu/fp16_nodes", "nodes on the NPU, fp16", "%"),
 )
 # Qualcomm's compiler gives binaries that differ by 1.4 % from run to run.
 COMPILE = (
@@ -100,10 +100,12 @@ def text(value: Any, unit: str = "") -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if unit == "%":
+        return f"{100 * value:.4g} %"
     if unit == "bytes":
         return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"
     if isinstance(value, float):
-        if 0.9 < abs(value) < 1:  # correlations lie close to 1: fewer digits would hide them
+        if 0.99 < abs(value) < 1:  # correlations lie close to 1: fewer digits would hide them
             value = f"{value:.5f}"
         else:
             value = f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
