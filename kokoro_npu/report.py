@@ -73,7 +73,7 @@ def summarize(reports_dir: Path | str, frames: Sequence[int], precision: str, we
     return summary
 
 
-_LONGEST_TEXT = 24
+_LONGEST_TEXT = 16
 
 
 def metrics_row(report: Mapping[str, Any]) -> dict[str, Any]:

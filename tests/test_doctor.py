@@ -44,7 +44,7 @@ def test_another_python_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_little_memory_and_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "available_bytes", lambda: 4 * 10**9)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: type("usage", (), {"free": 10**9})())
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("usage", (), {"free": 10**9})())
     found = doctor.examine(ROOT)
     memory = [f for f in found if f.what == "memory"]
     assert [f.state for f in memory] == [doctor.NOTE, doctor.NOTE]

@@ -8,7 +8,7 @@ import pytest
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import write_json
-from kokoro_npu.report import summarize
+from kokoro_npu.report import metrics_row, summarize
 from kokoro_npu.versions import tool_versions
 
 
@@ -122,3 +122,17 @@ def test_versions_are_public_ones() -> None:
         "torch": version("torch").split("+")[0],
         "no-such-tool": "",
     }
+
+
+@pytest.mark.parametrize(
+    ("reason", "kept"),
+    [
+        ("", ""),
+        ("too wide: tensor noise is 216008 wide: a lot", "too wide"),
+        ("out of memory: compile of 400 frames ended", "out of memory"),
+        ("a reason that nobody gave short words to", "see why.txt"),
+    ],
+)
+def test_metrics_hold_a_few_words_where_reports_have_a_sentence(reason: str, kept: str) -> None:
+    report = {"reason": reason, "device_reason": reason, "backend": "qnn-htp-offline and more", "seconds": 1.5}
+    assert metrics_row(report) == report | {"reason": kept, "device_reason": kept}
