@@ -107,7 +107,7 @@ def listen(
     Args:
         clips: utterance, variant, its text, audio [N] float32.
         recogniser: what hears.
-        phases: how often a clip is heard, with silence of k/phases of 10 ms in front.
+        phases: how often a clip is heard, with silence of k/phases of 10 ms in front; controls are heard once.
         total: number of clips, for the progress bar.
 
     Returns:
@@ -116,7 +116,7 @@ def listen(
     rows = []
     for utterance, variant, text, audio in tqdm(clips, desc="listening", unit="clip", total=total):
         said = words(text)
-        for phase in range(phases):
+        for phase in range(1 if variant in CONTROLS else phases):
             silence = np.zeros(round(SAMPLE_RATE * _PHASE_SECONDS * phase / phases), np.float32)
             heard = recogniser(np.concatenate([silence, audio]))
             found = jiwer.process_words(said, heard)

@@ -76,10 +76,11 @@ def test_each_clip_is_heard_at_every_phase() -> None:
         return "the kettle boils now" if len(audio) % 120 else "kettle"
 
     clip = ("a", QUANT, "The kettle boils!", np.zeros(2400, np.float32))
-    table = listening.listen([clip], recogniser, phases=4)
-    assert heard == [2400, 2460, 2520, 2580]
-    assert table["errors"].tolist() == [2, 1, 2, 1]
-    assert table["words"].tolist() == [3] * 4
+    control = ("a", listening.NOISE, "The kettle boils!", np.zeros(1200, np.float32))
+    table = listening.listen([clip, control], recogniser, phases=4)
+    assert heard == [2400, 2460, 2520, 2580, 1200]
+    assert table["errors"].tolist() == [2, 1, 2, 1, 2]
+    assert table["words"].tolist() == [3] * 5
 
 
 def test_controls_keep_what_they_must() -> None:
