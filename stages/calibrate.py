@@ -1,4 +1,4 @@
-"""Stage calibrate: encodings from one small bucket, and the quantized weights that all buckets share."""
+"""Stage calibrate: encodings by tensor name, rounded weights, and the quantized weights that all buckets share."""
 
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from kokoro_npu.export import export_decoder
 from kokoro_npu.features import load_recorded
 from kokoro_npu.files import write_json
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.quantize import Recipe, calibrate, calibration_samples, quantize_decoder
+from kokoro_npu.quantize import Recipe, calibrate, calibration_samples, quantize_decoder, save_rounded
+from kokoro_npu.quantize.rounding import round_decoder
 from kokoro_npu.shared_weights import Pack
 from kokoro_npu.weights import load_kmodel
 
@@ -21,22 +22,24 @@ ENCODINGS = OUT / "encodings.json"
 
 @stage
 def main(cfg: DictConfig) -> None:
-    """Write artifacts/quantized/{encodings.json,kokoro_decoder.weights,kokoro_decoder.weights.json}."""
+    """Write encodings.json, rounded.safetensors, kokoro_decoder.weights and its .json to artifacts/quantized."""
     recipe = Recipe.from_options(plain(cfg.quantize))
     kmodel = load_kmodel("artifacts/weights")
 
     def decoder(bucket: Bucket) -> onnx.ModelProto:
         return export_decoder(kmodel, bucket, cfg.export.opset)
 
+    recorded = list(load_recorded("artifacts/features", CALIBRATION))
+    smallest = decoder(Bucket(min(recipe.calibration.frames)))
     if recipe.is_float:
         write_json(ENCODINGS, {})
     else:
-        recorded = list(load_recorded("artifacts/features", CALIBRATION))
         samples = calibration_samples(recorded, recipe.calibration)
         calibrate(((decoder(bucket), inputs) for bucket, inputs in samples.items()), recipe, ENCODINGS)
+    rounded = round_decoder(kmodel.decoder, recorded, recipe.rounded_weights(smallest))
+    save_rounded(rounded, OUT / "rounded.safetensors")
     # The weights are the same in every bucket.
-    quantized = quantize_decoder(decoder(Bucket(min(recipe.calibration.frames))), recipe, ENCODINGS)
-    Pack.write(quantized, OUT / "kokoro_decoder.weights")
+    Pack.write(quantize_decoder(smallest, recipe, ENCODINGS, rounded), OUT / "kokoro_decoder.weights")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class PlanCopy:
         self.path = base / "repo"
         self.path.mkdir()
         ignore = shutil.ignore_patterns("__pycache__", "tmp", "cache", "config.local")
-        for name in (".dvc", "conf", "data", "kokoro_npu", "stages"):
+        for name in (".dvc", "conf", "data", "kokoro_npu", "recipes", "stages"):
             shutil.copytree(ROOT / name, self.path / name, ignore=ignore)
         for name in (".dvcignore", ".gitignore", "dvc.yaml", "params.yaml"):
             shutil.copy2(ROOT / name, self.path / name)

@@ -109,6 +109,7 @@ RERUNS: list[tuple[str, Any, set[str]]] = [
     ("export.opset", 18, set(STAGES) - {"fetch-weights"}),
     ("features.corpus", "data/other.yaml", {"features", "calibrate", "quantize"} | JUDGES),
     ("quantize.precision", "w8a8", {"calibrate", "quantize"} | JUDGES),
+    ("quantize.recipe", "recipes/mixed.yaml", {"calibrate", "quantize"} | JUDGES),
     ("quantize.calibration.frames", 64, {"calibrate", "quantize"} | JUDGES),
     ("quantize.gates.quant_snr_db_min", 1.0, {"parity-eval", "summary", "report"}),
     ("target.vtcm_mb", 4, {"op-audit", "qai-compile", "device-profile", "summary", "report"}),

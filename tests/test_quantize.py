@@ -310,6 +310,7 @@ def test_options_become_a_recipe() -> None:
         "weight_bits": 8,
         "per_channel": True,
         "float_scopes": [HEAD],
+        "recipe": ROOT / "recipes/plain.yaml",
         "calibration": {"frames": [16, 10], "method": "minmax", "short_windows": [5, 3], "headroom": 1.5},
         "gates": {"quant_snr_db_min": 2.0},
     }

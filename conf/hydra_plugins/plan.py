@@ -80,11 +80,12 @@ RULES: dict[str, Any] = {
     "export": {"opset": _integer(17)},
     "features": {"corpus": _TEXT},
     "quantize": {
-        "precision": _one_of("w8a16", "w8a8", "fp16"),
+        "precision": _one_of("w8a16", "mixed", "w8a8", "fp16"),
         "activation_bits": _one_of(8, 16),
         "weight_bits": _one_of(8, 16),
         "per_channel": _FLAG,
         "float_scopes": _TEXTS,
+        "recipe": _TEXT,
         "calibration": {
             "frames": _BUCKETS,
             "method": _one_of("minmax", "percentile", "entropy"),
@@ -115,6 +116,16 @@ RULES: dict[str, Any] = {
     },
     "audit": {"op_table": _TEXT},
     "parity": {"gates": {"torch_snr_db_min": _number(-200, 200), "fp32_snr_db_min": _number(-200, 200)}},
+    "trials": {"frames": _integer(_FEWEST_FRAMES), "windows": _integer(1), "weight_bits": _one_of(8, 16)},
+    "derive": {
+        "thresholds": {
+            "weights_snr_db": _number(-200, 200),
+            "activations_snr_db": _number(-200, 200),
+            "float_snr_db": _number(-200, 200),
+            "rounding": _one_of("nearest", "gptq"),
+        },
+        "pins": _TEXT,
+    },
     "profile": {"warmup": _integer(0), "runs": _integer(2), "seconds": _number(0), "threads": _integer(1)},
     "listening": {
         "phases": _integer(1, 240),

@@ -6,5 +6,15 @@ Upstream of this package is ``onnxruntime.quantization``, the living home of ``o
 from kokoro_npu.quantize.calibrate import calibrate, calibration_samples
 from kokoro_npu.quantize.model import quantize_decoder
 from kokoro_npu.quantize.recipe import Calibration, Recipe
+from kokoro_npu.quantize.rounded import RoundedWeight, load_rounded, save_rounded
 
-__all__ = ["Calibration", "Recipe", "calibrate", "calibration_samples", "quantize_decoder"]
+__all__ = [
+    "Calibration",
+    "Recipe",
+    "RoundedWeight",
+    "calibrate",
+    "calibration_samples",
+    "load_rounded",
+    "quantize_decoder",
+    "save_rounded",
+]

@@ -2,16 +2,24 @@
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import onnx
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.quantize.recipe import Recipe
+from kokoro_npu.quantize.lines import GPTQ, Settings, weighted_nodes
+from kokoro_npu.quantize.recipe import Recipe, activation_type, weight_type
+from kokoro_npu.quantize.rounded import RoundedWeight
+
+_Overrides = dict[str, list[dict[str, Any]]]
+"""Tensor name to what ONNX Runtime's quantizer does otherwise with it."""
 
 
 class _NoSamples(CalibrationDataReader):
@@ -21,21 +29,28 @@ class _NoSamples(CalibrationDataReader):
         return None
 
 
-def quantize_decoder(model: onnx.ModelProto, recipe: Recipe, encodings_path: Path) -> onnx.ModelProto:
+def quantize_decoder(
+    model: onnx.ModelProto,
+    recipe: Recipe,
+    encodings_path: Path,
+    rounded: Mapping[str, RoundedWeight] = MappingProxyType({}),
+) -> onnx.ModelProto:
     """Quantize a decoder with encodings that were measured on another bucket.
 
     Args:
         model: the float decoder, weights inside; it is changed.
         recipe: the precision.
         encodings_path: tensor name to range, written by :func:`kokoro_npu.quantize.calibrate`.
+        rounded: initializer name to its integers, of :func:`kokoro_npu.quantize.rounding.round_weights`, for the
+            weights that the recipe does not round to nearest.
 
     Returns:
         The QDQ model (opset 21, which 16-bit QDQ needs), or the half-precision model for fp16; weights inside.
 
     Raises:
-        KokoroNpuError: a tensor to quantize has no encoding.
+        KokoroNpuError: a tensor has no encoding, a weight has no integers, or the recipe does not fit the model.
     """
-    quantized = _to_half(model) if recipe.is_float else _to_qdq(model, recipe, encodings_path)
+    quantized = _to_half(model) if recipe.is_float else _to_qdq(model, recipe, encodings_path, rounded)
     quantized.graph.name = model.graph.name
     quantized.producer_name = model.producer_name
     quantized.doc_string = ""
@@ -43,8 +58,12 @@ def quantize_decoder(model: onnx.ModelProto, recipe: Recipe, encodings_path: Pat
     return quantized
 
 
-def _to_qdq(model: onnx.ModelProto, recipe: Recipe, encodings_path: Path) -> onnx.ModelProto:
-    float_nodes = recipe.float_nodes(model)
+def _to_qdq(
+    model: onnx.ModelProto, recipe: Recipe, encodings_path: Path, rounded: Mapping[str, RoundedWeight]
+) -> onnx.ModelProto:
+    settings = recipe.settings(model)
+    float_nodes = [name for name, one in settings.items() if one.float]
+    overrides = _weight_overrides(model, recipe, settings, rounded) | _activation_overrides(model, recipe, settings)
     # The exporter has simplified the model: what this entry claims is true, and silences a warning a bucket.
     model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
     config = get_qnn_qdq_config(
@@ -54,6 +73,9 @@ def _to_qdq(model: onnx.ModelProto, recipe: Recipe, encodings_path: Path) -> onn
         weight_type=recipe.weight_type,
         per_channel=recipe.per_channel,
         nodes_to_exclude=float_nodes or None,
+        init_overrides=overrides,
+        # An op has one type for inputs and output: where groups of different bits meet, conversions stand between.
+        add_qtype_converts=True,
     )
     with tempfile.TemporaryDirectory(prefix="kokoro-quantize-") as directory, _quiet_expected_warnings():
         path = Path(directory) / "quantized.onnx"
@@ -79,6 +101,44 @@ def _to_qdq(model: onnx.ModelProto, recipe: Recipe, encodings_path: Path) -> onn
                 "decoder, run the stage `calibrate` again"
             ) from error
         return onnx.load(path)
+
+
+def _weight_overrides(
+    model: onnx.ModelProto,
+    recipe: Recipe,
+    settings: Mapping[str, Settings],
+    rounded: Mapping[str, RoundedWeight],
+) -> _Overrides:
+    """Types and scales of the weights that differ from the preset's; puts the rounded ones into ``model``."""
+    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+    overrides: _Overrides = {}
+    for node in weighted_nodes(model):
+        name, one = node.input[1], settings[node.name]
+        if one.float:
+            continue
+        kind: dict[str, Any] = {"quant_type": weight_type(one.weights)}
+        axis = 1 if node.op_type == "ConvTranspose" else 0
+        if one.rounding == GPTQ:
+            if name not in rounded or rounded[name].bits != one.weights:
+                raise KokoroNpuError(
+                    f"quantize {model.graph.name}: no {one.weights}-bit integers of {name}; the recipe has changed, "
+                    "run the stage `calibrate` again"
+                )
+            initializers[name].CopyFrom(onnx.numpy_helper.from_array(rounded[name].values(axis), name))
+            zero = np.zeros((), rounded[name].integers.dtype)
+            overrides[name] = [kind | {"axis": axis, "scale": s, "zero_point": zero} for s in rounded[name].scales]
+        elif one.weights != recipe.weight_bits:
+            overrides[name] = [kind | {"symmetric": True} | ({"axis": axis} if recipe.per_channel else {})]
+    return overrides
+
+
+def _activation_overrides(model: onnx.ModelProto, recipe: Recipe, settings: Mapping[str, Settings]) -> _Overrides:
+    return {
+        output: [{"quant_type": activation_type(settings[node.name].activations)}]
+        for node in model.graph.node
+        for output in node.output
+        if settings[node.name].activations != recipe.activation_bits and not settings[node.name].float
+    }
 
 
 _EXPECTED_WARNINGS = (

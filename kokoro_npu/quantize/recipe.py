@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from glob import escape
 from typing import Any
 
 import onnx
 from onnxruntime.quantization import CalibrationMethod, QuantType
 
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.quantize.lines import GPTQ, Line, Settings, load_lines, resolve, weighted_nodes
 
 FP16 = "fp16"
 
@@ -46,12 +48,13 @@ class Recipe:
     """One precision of the decoder.
 
     Attributes:
-        precision: name in reports: w8a16, w8a8, fp16.
+        precision: name in reports: w8a16, w8a8, mixed, fp16.
         activation_bits: 8 or 16.
         weight_bits: 8 or 16.
         per_channel: one scale per output channel of a convolution's weights.
         float_scopes: prefixes of node names that stay floating.
         calibration: how ranges are measured.
+        lines: what groups of nodes do otherwise, from a recipe file.
     """
 
     precision: str
@@ -60,16 +63,22 @@ class Recipe:
     per_channel: bool
     float_scopes: tuple[str, ...]
     calibration: Calibration
+    lines: tuple[Line, ...] = ()
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> "Recipe":
-        """Build from the plain values of the config group ``quantize``; its gates are not part of the recipe."""
+        """Build from the plain values of the config group ``quantize``; its gates are not part of the recipe.
+
+        Raises:
+            KokoroNpuError: the recipe file that it names cannot be used.
+        """
         values = {name: value for name, value in options.items() if name != "gates"}
         calibration = dict(values.pop("calibration"))
         for name in ("frames", "short_windows"):
             calibration[name] = tuple(calibration[name])
         values["float_scopes"] = tuple(values["float_scopes"])
-        return cls(**values, calibration=Calibration(**calibration))
+        lines = load_lines(str(values.pop("recipe")))
+        return cls(**values, calibration=Calibration(**calibration), lines=lines)
 
     @property
     def is_float(self) -> bool:
@@ -78,27 +87,45 @@ class Recipe:
 
     @property
     def activation_type(self) -> QuantType:
-        """ONNX Runtime's type of activations: unsigned, asymmetric."""
-        return _ACTIVATION_TYPES[self.activation_bits]
+        """ONNX Runtime's type of activations."""
+        return activation_type(self.activation_bits)
 
     @property
     def weight_type(self) -> QuantType:
-        """ONNX Runtime's type of weights: signed, symmetric, as HTP wants them."""
-        return _WEIGHT_TYPES[self.weight_bits]
+        """ONNX Runtime's type of weights."""
+        return weight_type(self.weight_bits)
 
     @property
     def method(self) -> CalibrationMethod:
         """ONNX Runtime's calibration method."""
         return _METHODS[self.calibration.method]
 
-    def float_nodes(self, model: onnx.ModelProto) -> list[str]:
-        """Names of the nodes that stay floating.
+    def settings(self, model: onnx.ModelProto) -> dict[str, Settings]:
+        """The settings of every node of ``model`` by its name: the preset's, then the lines in order.
 
         Raises:
-            KokoroNpuError: a scope matches no node, which would quantize what was meant to stay float.
+            KokoroNpuError: a scope or a line matches no node, which would quantize otherwise than meant.
         """
         names = [node.name for node in model.graph.node]
         for scope in self.float_scopes:
             if not any(name.startswith(scope) for name in names):
                 raise KokoroNpuError(f"quantize.float_scopes: {scope!r} is the prefix of no node of {model.graph.name}")
-        return [name for name in names if name.startswith(self.float_scopes)] if self.float_scopes else []
+        default = Settings(self.weight_bits, self.activation_bits)
+        scopes = [Line(f"{escape(scope)}*", "quantize.float_scopes", float=True) for scope in self.float_scopes]
+        return resolve(model, default, (*scopes, *self.lines))
+
+    def rounded_weights(self, model: onnx.ModelProto) -> dict[str, int]:
+        """The weights of ``model`` that are rounded by GPTQ, initializer name to bits."""
+        settings = self.settings(model)
+        nodes = [(node.input[1], settings[node.name]) for node in weighted_nodes(model)]
+        return {name: one.weights for name, one in nodes if one.rounding == GPTQ and not one.float}
+
+
+def activation_type(bits: int) -> QuantType:
+    """ONNX Runtime's type of activations: unsigned, asymmetric."""
+    return _ACTIVATION_TYPES[bits]
+
+
+def weight_type(bits: int) -> QuantType:
+    """ONNX Runtime's type of weights: signed, symmetric, as HTP wants them."""
+    return _WEIGHT_TYPES[bits]

@@ -1,0 +1,228 @@
+"""What each known idea for better weights brings, one at a time, with everything else in floating point.
+
+Weights are put on their grid inside the torch decoder, so that an idea costs a few runs of some windows and no file.
+Sources: MSE and percentile ranges as in the usual post-training quantizers; bias correction and cross-layer
+equalisation: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019,
+arXiv:1906.04721; GPTQ: see :mod:`kokoro_npu.quantize.rounding`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from kokoro import istftnet as upstream
+from torch import Tensor, nn
+
+from kokoro_npu import metrics
+from kokoro_npu.decoder import MaskedAdaIN, MaskedStyleBlock, StaticDecoder
+from kokoro_npu.features import Recorded
+from kokoro_npu.geometry import Bucket
+from kokoro_npu.quantize.rounding import Layer, channel_axis, layers, round_decoder
+from kokoro_npu.runtime import Array, pad_to_bucket
+
+BITS = 8
+_CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+_PERCENTILE = 99.9
+
+STYLE_WEIGHTS = (".scale.weight", ".shift.weight")
+"""Ends of the names of the weights that see the style and no columns."""
+
+Window = Mapping[str, Array]
+"""Unpadded decoder features."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one idea brought.
+
+    Attributes:
+        idea: its name.
+        snr_db_min: worst window against the float decoder.
+        logmel_mae_max: worst window.
+    """
+
+    idea: str
+    snr_db_min: float
+    logmel_mae_max: float
+
+
+def per_tensor(layer: Layer) -> Tensor:
+    """Nearest, one symmetric scale a weight."""
+    return _grid(layer, layer.weight.abs().amax().reshape(1))
+
+
+def per_channel(layer: Layer) -> Tensor:
+    """Nearest, one symmetric scale an output channel."""
+    return _grid(layer, _channels(layer).abs().amax(dim=1))
+
+
+def percentile(layer: Layer) -> Tensor:
+    """Per channel, clipped at the 99.9th percentile of the magnitudes."""
+    return _grid(layer, torch.quantile(_channels(layer).abs(), _PERCENTILE / 100, dim=1))
+
+
+def mse(layer: Layer) -> Tensor:
+    """Per channel, clipped where the squared error of the weights is least."""
+    channels = _channels(layer)
+    peaks = channels.abs().amax(dim=1)
+    errors = []
+    for clip in _CLIPS:
+        step = (clip * peaks).clamp_min(1e-12)[:, None] / _TOP
+        errors.append(((channels / step).round().clamp(-_TOP, _TOP) * step - channels).square().sum(dim=1))
+    best = torch.stack(errors).argmin(dim=0)
+    return _grid(layer, torch.tensor(_CLIPS)[best] * peaks)
+
+
+_TOP = 2 ** (BITS - 1) - 1
+
+
+def _channels(layer: Layer) -> Tensor:
+    return layer.weight.detach().movedim(channel_axis(layer), 0).flatten(1)
+
+
+def _grid(layer: Layer, peaks: Tensor) -> Tensor:
+    step = peaks.clamp_min(1e-12) / _TOP
+    step = step.reshape([-1 if dim == channel_axis(layer) else 1 for dim in range(4)])
+    return (layer.weight.detach() / step).round().clamp(-_TOP, _TOP) * step
+
+
+class Contest:
+    """Windows on which ideas are compared.
+
+    Args:
+        decoder: upstream's decoder, weight norm removed.
+        windows: features, all of one length; each is heard in a bucket of its own size.
+        skipped: beginnings of the names of weights that stay floating.
+    """
+
+    def __init__(self, decoder: upstream.Decoder, windows: Sequence[Window], skipped: tuple[str, ...]) -> None:
+        frames = {window["aligned_features"].shape[2] for window in windows}
+        assert len(frames) == 1
+        bucket = Bucket(frames.pop())
+        self.decoder = StaticDecoder(decoder, bucket)
+        self._inputs = [
+            {name: torch.from_numpy(value) for name, value in pad_to_bucket(window, bucket).items()}
+            for window in windows
+        ]
+        self.layers = {name: layer for name, layer in layers(self.decoder).items() if not name.startswith(skipped)}
+        self._float = {name: tensor.clone() for name, tensor in self.decoder.state_dict().items()}
+        self._truth = self.hear()
+
+    def hear(self) -> list[Array]:
+        """The audio of each window with the weights as they are."""
+        with torch.inference_mode():
+            return [self.decoder(**inputs)[0].numpy() for inputs in self._inputs]
+
+    def judge(self, idea: str, weights: Mapping[str, Tensor], prepare: Callable[[], None] | None = None) -> Result:
+        """Run the windows with other weights; ``prepare`` may change the decoder further. Everything is put back."""
+        for name, weight in weights.items():
+            self.layers[name].weight.data = weight
+        if prepare:
+            prepare()
+        heard = self.hear()
+        self.reset()
+        return Result(
+            idea,
+            min(metrics.snr_db(truth, audio) for truth, audio in zip(self._truth, heard, strict=True)),
+            max(metrics.logmel_mae(truth, audio) for truth, audio in zip(self._truth, heard, strict=True)),
+        )
+
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace some of the decoder's tensors."""
+        self.decoder.load_state_dict(tensors, strict=False)
+
+    def reset(self) -> None:
+        """Float weights again."""
+        self.decoder.load_state_dict(self._float)
+
+    def apply(self, rule: Callable[[Layer], Tensor]) -> dict[str, Tensor]:
+        """A rule on every weight."""
+        return {name: rule(layer) for name, layer in self.layers.items()}
+
+    def correct_biases(self, weights: Mapping[str, Tensor]) -> None:
+        """Move each bias so that the layer's mean output over the windows is the float layer's."""
+        means: dict[str, list[Tensor]] = {name: [] for name in weights}
+        handles = []
+        for name in weights:
+            if self.layers[name].bias is not None:
+                exact = self._float[name]
+
+                def note(
+                    layer: nn.Module,
+                    inputs: tuple[Tensor, ...],
+                    output: Tensor,
+                    name: str = name,
+                    exact: Tensor = exact,
+                ) -> None:
+                    assert isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)
+                    quantized, layer.weight.data = layer.weight.data, exact
+                    means[name].append((layer.forward(inputs[0]) - output).mean(dim=3)[0, :, 0])
+                    layer.weight.data = quantized
+
+                handles.append(self.layers[name].register_forward_hook(note))
+        self.hear()
+        for handle in handles:
+            handle.remove()
+        for name, found in means.items():
+            bias = self.layers[name].bias
+            if found and bias is not None:
+                bias.data = bias.data + torch.stack(found).mean(dim=0)
+
+    def equalize(self) -> dict[str, Tensor]:
+        """Cross-layer equalisation where it is exact: from a style norm through a leaky ReLU into a convolution.
+
+        A gain on a channel of the norm's scale and shift passes the leaky ReLU and is undone in the convolution's
+        weight; each channel gets the gain that makes both ranges alike. Snake forgives no gain, so the generator has no
+        such pair.
+
+        Returns:
+            The biases that go with it.
+        """
+        for block in (module for module in self.decoder.modules() if isinstance(module, MaskedStyleBlock)):
+            pairs = [(block.norm2, block.conv2)] + ([(block.norm1, block.conv1)] if block.pool is None else [])
+            for norm, conv in pairs:
+                _equalize(norm, conv)
+        return {name: t.clone() for name, t in self.decoder.state_dict().items() if name.endswith(".bias")}
+
+
+def _equalize(norm: MaskedAdaIN, conv: nn.Conv2d) -> None:
+    own = torch.cat([norm.scale.weight.data.flatten(1), norm.shift.weight.data.flatten(1)], dim=1).abs().amax(dim=1)
+    next_one = conv.weight.data.abs().amax(dim=(0, 2, 3))
+    gain = (next_one / own.clamp_min(1e-12)).sqrt().clamp(0.1, 10)
+    for layer in (norm.scale, norm.shift):
+        layer.weight.data = layer.weight.data * gain[:, None, None, None]
+        assert layer.bias is not None
+        layer.bias.data = layer.bias.data * gain
+    conv.weight.data = conv.weight.data / gain[None, :, None, None]
+
+
+def compare_weights(
+    decoder: upstream.Decoder, windows: Sequence[Window], calibration: Sequence[Recorded], skipped: tuple[str, ...]
+) -> list[Result]:
+    """All ideas for 8-bit weights on the same windows.
+
+    Args:
+        decoder: upstream's decoder, weight norm removed.
+        windows: features of what is judged, all of one length.
+        calibration: utterances that GPTQ's Hessians are made from; none of them is judged.
+        skipped: beginnings of the names of weights that stay floating.
+    """
+    contest = Contest(decoder, windows, skipped)
+    nearest = contest.apply(per_channel)
+    results = [
+        contest.judge("nearest, per tensor", contest.apply(per_tensor)),
+        contest.judge("nearest, per channel", nearest),
+        contest.judge("per channel, percentile ranges (99.9)", contest.apply(percentile)),
+        contest.judge("per channel, MSE ranges", contest.apply(mse)),
+        contest.judge("per channel, bias correction", nearest, lambda: contest.correct_biases(nearest)),
+    ]
+    biases, equalized = contest.equalize(), contest.apply(per_channel)
+    contest.reset()
+    results.append(contest.judge("per channel, cross-layer equalisation", equalized, lambda: contest.put(biases)))
+    # Style projections see one column of a few voices: too little to learn from.
+    seen = {name: BITS for name in contest.layers if not name.endswith(STYLE_WEIGHTS)}
+    rounded = round_decoder(decoder, calibration, seen)
+    gptq = {n: torch.from_numpy(rounded[n].values(channel_axis(contest.layers[n]))) for n in seen}
+    results.append(contest.judge("per channel, GPTQ", nearest | gptq))
+    results.append(contest.judge("per channel, GPTQ, style projections floating", gptq))
+    return results

@@ -1,0 +1,178 @@
+"""Recipe files: what a line may say, which nodes it means, and how the quantizer follows it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from onnx import TensorProto, helper, numpy_helper
+
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.quantize import Calibration, Recipe, RoundedWeight, load_rounded, quantize_decoder, save_rounded
+from kokoro_npu.quantize.calibrate import calibrate
+from kokoro_npu.quantize.lines import Line, Settings, load_lines, resolve, save_lines
+
+CALIBRATION = Calibration(frames=(10,), method="minmax", short_windows=(), headroom=1.0)
+W8A16 = Recipe("mixed", 16, 8, True, (), CALIBRATION)
+CHANNELS, WIDTH = 4, 32
+
+
+def _model() -> onnx.ModelProto:
+    """Nodes x -> /a/Conv -> /a/Relu -> /b/Conv -> /c/Sin -> audio."""
+    rng = np.random.default_rng(0)
+    weights = {f"{n}.weight": rng.standard_normal((CHANNELS, CHANNELS, 1, 3)).astype(np.float32) for n in "ab"}
+    shape = [1, CHANNELS, 1, WIDTH]
+    nodes = [
+        helper.make_node("Conv", ["x", "a.weight"], ["a"], name="/a/Conv", pads=[0, 1, 0, 1]),
+        helper.make_node("LeakyRelu", ["a"], ["r"], name="/a/LeakyRelu"),
+        helper.make_node("Conv", ["r", "b.weight"], ["b"], name="/b/Conv", pads=[0, 1, 0, 1]),
+        helper.make_node("Sin", ["b"], ["audio"], name="/c/Sin"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("audio", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.fixture(scope="module")
+def encodings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lines") / "encodings.json"
+    x = np.random.default_rng(1).standard_normal((1, CHANNELS, 1, WIDTH)).astype(np.float32)
+    calibrate([(_model(), [{"x": x}])], W8A16, path)
+    return path
+
+
+def _types(model: onnx.ModelProto) -> dict[str, int]:
+    """Element type of each quantized weight, and of each activation by the tensor that is quantized."""
+    initializers = {t.name: t for t in model.graph.initializer}
+    types = {name[: -len("_quantized")]: t.data_type for name, t in initializers.items() if name.endswith("_quantized")}
+    for node in model.graph.node:
+        if node.op_type == "QuantizeLinear":
+            types[node.input[0]] = initializers[node.input[2]].data_type
+    return types
+
+
+def _quantize(encodings: Path, *lines: Line, **rounded: RoundedWeight) -> onnx.ModelProto:
+    weights = {name.replace("_", "."): value for name, value in rounded.items()}
+    return quantize_decoder(_model(), replace(W8A16, lines=lines), encodings, weights)
+
+
+def test_a_line_sets_the_bits_of_its_nodes_alone(encodings: Path) -> None:
+    types = _types(_quantize(encodings, Line("/a/*", "why", weights=16)))
+    assert types["a.weight"] == TensorProto.INT16
+    assert types["b.weight"] == TensorProto.INT8
+    assert types["x"] == types["r"] == types["b"] == TensorProto.UINT16
+
+
+def test_eight_bit_activations_between_sixteen_bit_ones(encodings: Path) -> None:
+    model = _quantize(encodings, Line("/b/Conv", "why", activations=8))
+    onnx.checker.check_model(model)
+    initializers = {t.name: t for t in model.graph.initializer}
+    producers = {name: node for node in model.graph.node for name in node.output}
+    conv = next(node for node in model.graph.node if node.name == "/b/Conv")
+    # An op has one type for what it reads and writes.
+    assert initializers[producers[conv.input[0]].input[2]].data_type == TensorProto.UINT8
+    assert _types(model)["x"] == TensorProto.UINT16
+
+
+def test_a_float_line_leaves_no_quantization(encodings: Path) -> None:
+    model = _quantize(encodings, Line("/b/*", "why", float=True))
+    assert "b.weight" in {t.name for t in model.graph.initializer}
+    assert _types(model)["a.weight"] == TensorProto.INT8
+
+
+def test_rounded_integers_are_taken_as_they_are(encodings: Path) -> None:
+    rng = np.random.default_rng(5)
+    integers = rng.integers(-100, 100, (CHANNELS, CHANNELS, 1, 3)).astype(np.int8)  # no channel reaches 127
+    weight = RoundedWeight(integers, rng.uniform(0.01, 0.02, CHANNELS).astype(np.float32))
+    model = _quantize(encodings, Line("/a/Conv", "why", rounding="gptq"), a_weight=weight)
+    stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    assert np.array_equal(stored["a.weight_quantized"], integers)
+    assert np.array_equal(stored["a.weight_scale"], weight.scales)
+
+
+def test_missing_integers_are_one_line(encodings: Path) -> None:
+    with pytest.raises(KokoroNpuError, match=r"no 8-bit integers of a\.weight.*run the stage `calibrate` again"):
+        _quantize(encodings, Line("/a/Conv", "why", rounding="gptq"))
+
+
+def test_rounded_weights_survive_their_file(tmp_path: Path) -> None:
+    for integers in (np.array([[3, -7]], np.int8), np.array([[3, -7]], np.int16)):
+        weight = RoundedWeight(integers, np.array([0.5], np.float32))
+        save_rounded({"w": weight}, tmp_path / "rounded.safetensors")
+        loaded = load_rounded(tmp_path / "rounded.safetensors")["w"]
+        assert loaded.integers.dtype == integers.dtype
+        assert loaded.bits == weight.bits
+        assert loaded.values(0).tolist() == [[1.5, -3.5]]
+    save_rounded({}, tmp_path / "rounded.safetensors")
+    assert load_rounded(tmp_path / "rounded.safetensors") == {}
+
+
+def test_later_lines_win_setting_by_setting() -> None:
+    lines = [
+        Line("*", "all", weights=16, rounding="gptq"),
+        Line("/a/*", "narrow", weights=8),
+        Line("/b/*", "pinned", float=True),
+    ]
+    settings = resolve(_model(), Settings(8, 16), lines)
+    assert settings["/a/Conv"] == Settings(8, 16, "gptq")
+    assert settings["/b/Conv"] == Settings(16, 16, "gptq", float=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (Line("/d/*", "why", weights=16), "'/d/*' matches no node of small"),
+        (Line("/a/Cnv", "why", weights=16), "the nearest name is /a/Conv"),
+        (Line("/c/*", "why", weights=16), "'/c/*' sets weights, but matches no convolution"),
+    ],
+)
+def test_a_line_that_means_nothing_is_one_line(line: Line, message: str) -> None:
+    with pytest.raises(KokoroNpuError) as caught:
+        resolve(_model(), Settings(8, 16), [line])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lines: [", "is no YAML"),
+        ("[]", "it must hold `lines:`"),
+        ("lines: {}", "it must hold `lines:`"),
+        ("lines: [3]", "line 1: 3 is no mapping"),
+        ("lines: [{nodes: /a, why: w, weihgts: 8}]", "weihgts is no setting; did you mean weights?"),
+        ("lines: [{nodes: /a, why: w, weights: 4}]", "weights is 4; it must be one of 8, 16"),
+        ("lines: [{nodes: /a, why: w, float: 1}]", "float is 1; it must be one of true, false"),
+        ("lines: [{nodes: /a, why: w, weights: true}]", "weights is True; it must be one of 8, 16"),
+        ("lines: [{nodes: /a, weights: 8}]", "why is missing"),
+        ("lines: [{why: w, weights: 8}]", "nodes is missing"),
+        ("lines: [{nodes: /a, why: w, weights: 8}, {nodes: /b, why: w}]", "line 2 (/b) sets nothing"),
+    ],
+)
+def test_a_bad_recipe_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(KokoroNpuError) as caught:
+        load_lines(tmp_path / "recipe.yaml")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_recipe_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(KokoroNpuError, match=r"none\.yaml: No such file or directory; see quantize\.recipe"):
+        load_lines(tmp_path / "none.yaml")
+
+
+def test_lines_survive_their_file(tmp_path: Path) -> None:
+    lines = (Line("/a/*", "because: it # matters", weights=16), Line("/b", "ü", activations=8, float=False))
+    save_lines(tmp_path / "recipe.yaml", lines, "Written by a test.\nTwice.")
+    assert load_lines(tmp_path / "recipe.yaml") == lines
+    text = (tmp_path / "recipe.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# Written by a test.\n# Twice.\n")
+    assert list(yaml.safe_load(text)["lines"][0]) == ["nodes", "weights", "why"]
