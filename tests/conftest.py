@@ -1,5 +1,7 @@
-"""Models that more than one test module uses, built once a run."""
+"""Models and guards that more than one test module uses."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import yaml
 from kokoro import KModel
 
 from kokoro_npu.weights import load_kmodel, sources
+from tests import aihub_case
 from tests.narrow_model import narrow_kmodel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,3 +43,16 @@ def real_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def real_kmodel(real_weights: Path) -> KModel:
     """Upstream's model with the real weights; tests must not change it."""
     return load_kmodel(real_weights)
+
+
+@pytest.fixture
+def no_token_leaves(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Made-up AI Hub binaries, and afterwards no token in any file, line or log record at the finest level."""
+    aihub_case.use_made_binaries(monkeypatch.setattr)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    caplog.set_level(logging.DEBUG)
+    yield
+    out, err = capfd.readouterr()
+    aihub_case.assert_no_token(tmp_path, out, err, caplog.text)

@@ -38,17 +38,7 @@ from tools.plan import compose
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(autouse=True)
-def _no_token_leaves(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """In every test: made-up binaries, and afterwards no token in any file, line or log record at the finest level."""
-    case.use_made_binaries(monkeypatch.setattr)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    caplog.set_level(logging.DEBUG)
-    yield
-    out, err = capfd.readouterr()
-    case.assert_no_token(tmp_path, out, err, caplog.text)
+pytestmark = pytest.mark.usefixtures("no_token_leaves")
 
 
 @pytest.fixture

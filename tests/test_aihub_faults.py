@@ -8,7 +8,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,7 @@ _CALM: dict[str, Any] = {"call_seconds": 30.0, "patience_seconds": 30.0, "connec
 STATUSES = (429, 429, 500, 502, 503, 504, 400, 404)
 
 
-@pytest.fixture(autouse=True)
-def _no_token_leaves(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    case.use_made_binaries(monkeypatch.setattr)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    caplog.set_level(logging.DEBUG)
-    yield
-    out, err = capfd.readouterr()
-    case.assert_no_token(tmp_path, out, err, caplog.text)
+pytestmark = pytest.mark.usefixtures("no_token_leaves")
 
 
 # --- kill and resume ---
