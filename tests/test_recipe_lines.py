@@ -141,6 +141,31 @@ def test_a_line_that_means_nothing_is_one_line(line: Line, message: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("kernel", "attributes", "holds"),
+    [
+        (7, {}, True),
+        (9, {}, False),
+        (3, {"dilations": [1, 2]}, False),
+        (12, {"strides": [1, 6]}, True),
+    ],
+)
+def test_sixteen_bit_weights_only_where_htp_computes_them(
+    kernel: int, attributes: dict[str, list[int]], holds: bool
+) -> None:
+    model = _model()
+    conv = model.graph.node[0]
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((4, 4, 1, kernel), np.float32), "a.weight"))
+    del conv.attribute[:]
+    conv.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    line = Line("/a/*", "why", weights=16)
+    if holds:
+        assert resolve(model, Settings(8, 16), [line])["/a/Conv"].weights == 16
+    else:
+        with pytest.raises(KokoroNpuError, match="gives 16-bit weights to /a/Conv, which spans"):
+            resolve(model, Settings(8, 16), [line])
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("lines: [", "is no YAML"),

@@ -26,6 +26,14 @@ from kokoro_npu.files import atomic
 
 NEAREST, GPTQ = "nearest", "gptq"
 
+WIDEST_SPAN_AT_16_BITS = 7
+"""Columns that a convolution with 16-bit weights may span on HTP.
+
+Measured in the emulation (QAIRT 2.51, SM8650, finalize level 2) against ONNX Runtime on the same graph, 64 to 256
+channels: 68 to 72 dB for kernels of 1 to 7 columns, for strided and for transposed ones; 13 to 41 dB for 9 and 11
+columns and for every dilated one. 8-bit weights: 75 dB for all.
+"""
+
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "weights": (8, 16),
     "activations": (8, 16),
@@ -135,11 +143,12 @@ def resolve(model: onnx.ModelProto, default: Settings, lines: Iterable[Line]) ->
         lines: in order; a later one wins.
 
     Raises:
-        KokoroNpuError: a pattern that matches no node, which would quantize otherwise than meant, or a setting of
-            weights where no node has any.
+        KokoroNpuError: a pattern that matches no node, which would quantize otherwise than meant, a setting of weights
+            where no node has any, or 16-bit weights where HTP computes them wrongly.
     """
     settings = {node.name: default for node in model.graph.node}
     weighted = {node.name for node in weighted_nodes(model)}
+    spans = column_spans(model)
     for line in lines:
         found = [name for name in settings if fnmatchcase(name, line.nodes)]
         if not found:
@@ -149,6 +158,11 @@ def resolve(model: onnx.ModelProto, default: Settings, lines: Iterable[Line]) ->
         if {"weights", "rounding"} & set(line.settings) and not weighted & set(found):
             raise KokoroNpuError(f"recipe: {line.nodes!r} sets weights, but matches no convolution")
         for name in found:
+            if line.weights == 16 and spans.get(name, 1) > WIDEST_SPAN_AT_16_BITS:
+                raise KokoroNpuError(
+                    f"recipe: {line.nodes!r} gives 16-bit weights to {name}, which spans {spans[name]} columns; HTP "
+                    f"computes such wrongly above {WIDEST_SPAN_AT_16_BITS} (docs/quantization.md): leave it at 8 bits"
+                )
             settings[name] = replace(settings[name], **line.settings)
     return settings
 
@@ -157,3 +171,17 @@ def weighted_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The convolutions whose weight is an initializer."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     return [n for n in model.graph.node if n.op_type in ("Conv", "ConvTranspose") and n.input[1] in initializers]
+
+
+def column_spans(model: onnx.ModelProto) -> dict[str, int]:
+    """How many input columns one output of each unstrided convolution reaches over, by node name."""
+    shapes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    spans = {}
+    for node in weighted_nodes(model):
+        attributes = {a.name: list(a.ints) for a in node.attribute}
+        if node.op_type == "Conv" and attributes.get("strides", [1])[-1] == 1:
+            dilation = attributes.get("dilations", [1])[-1]
+            spans[node.name] = dilation * (shapes[node.input[1]][-1] - 1) + 1
+            if dilation > 1:  # wrong at any span
+                spans[node.name] = max(spans[node.name], WIDEST_SPAN_AT_16_BITS + 1)
+    return spans
