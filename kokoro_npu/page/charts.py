@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -20,7 +21,7 @@ _COLOURS = {
     "#010208": ("--gate", "#b3261e"),
 }
 _INK, _FAINT, *SERIES, _GATE = _COLOURS
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 9,
@@ -69,8 +70,8 @@ def bars(
                 shown = "none" if value is None else f"{value:.{digits}g}"
                 axes.text((value or 0) + largest * 0.012, position, shown, va="center", fontsize=8)
             if gates and label in gates:
-                ends = [[position + side * thickness / 2 for position in positions] for side in (-1, 1)]
-                axes.vlines([gates[label]] * len(rows), *ends, color=_GATE, lw=2)
+                low, high = ([position + side * thickness / 2 for position in positions] for side in (-1, 1))
+                axes.vlines([gates[label]] * len(rows), low, high, color=_GATE, lw=2)
         axes.set_yticks(range(len(rows)), rows)
         axes.invert_yaxis()
         axes.set_xlim(0, largest * 1.16)
