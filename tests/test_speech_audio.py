@@ -6,13 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kokoro import KModel
-from safetensors.numpy import save_file
 from scipy import stats
 
 from kokoro_npu import metrics, reference
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.export import export_decoder, export_duration, export_prosody
-from kokoro_npu.files import write_json, write_onnx
 from kokoro_npu.frontend import Frontend, tokenize, voice_row
 from kokoro_npu.geometry import SAMPLE_RATE, Bucket
 from kokoro_npu.shared_weights import Pack
@@ -22,8 +19,7 @@ from kokoro_npu.speech.models import Models, models_of_build
 from kokoro_npu.speech.source_noise import SourceNoise, ln
 from kokoro_npu.speech.synthesizer import Synthesizer, TooLongError
 from kokoro_npu.speech.utterances import Boundary
-from kokoro_npu.weights import canonical
-from tests.tiny_model import tiny_config, tiny_voice
+from tests.narrow_build import BUCKETS, VOICE
 
 # Source noise.
 
@@ -129,30 +125,12 @@ def test_silence_stays_silence() -> None:
 
 # The synthesizer.
 
-VOICE, BUCKETS = "jf_alpha", (40, 16)
 EXACT_DB = 85.0
 
 
-def build(model: KModel, artifacts: Path) -> None:
-    """What dvc repro leaves behind of a narrow model, as far as speaking needs it."""
-    write_onnx(artifacts / "cpu/kokoro_duration.onnx", export_duration(model))
-    write_onnx(artifacts / "cpu/kokoro_prosody.onnx", export_prosody(model))
-    for frames in BUCKETS:
-        decoder = export_decoder(model, Bucket(frames))
-        pack = artifacts / "decoder/kokoro_decoder.weights"
-        opened = Pack.open(pack) if pack.exists() else Pack.write(decoder, pack)
-        opened.save(decoder, pack.with_name(f"kokoro_decoder_{frames}.onnx"))
-    (artifacts / "weights").mkdir()
-    packs = canonical.check_voices({VOICE: tiny_voice(1), "jm_kumo": tiny_voice(2)}, "here")
-    save_file(packs, artifacts / "weights" / canonical.VOICES)
-    write_json(artifacts / "weights" / canonical.CONFIG, tiny_config())
-
-
 @pytest.fixture(scope="module")
-def models(narrow: KModel, tmp_path_factory: pytest.TempPathFactory) -> Models:
-    artifacts = tmp_path_factory.mktemp("build")
-    build(narrow, artifacts)
-    return models_of_build(artifacts)
+def models(narrow_build: Path) -> Models:
+    return models_of_build(narrow_build)
 
 
 @pytest.fixture(scope="module")
@@ -225,9 +203,9 @@ def test_what_cannot_be_said_is_one_line(
         synthesizer.say(*arguments)
 
 
-def test_decoders_of_other_weights_are_passed_over(models: Models, tmp_path: Path) -> None:
+def test_decoders_of_other_weights_are_passed_over(narrow_build: Path, tmp_path: Path) -> None:
     """As a changed bucket list and then changed weights leave one behind."""
-    shutil.copytree(models.duration.parents[1], tmp_path, dirs_exist_ok=True)
+    shutil.copytree(narrow_build, tmp_path, dirs_exist_ok=True)
     stale = tmp_path / "decoder/kokoro_decoder_24.onnx"
     stale.write_bytes((tmp_path / "decoder/kokoro_decoder_40.onnx").read_bytes())
     assert sorted(models_of_build(tmp_path).decoders) == [16, 24, 40]

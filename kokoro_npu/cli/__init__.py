@@ -11,7 +11,9 @@ import click
 
 from kokoro_npu.errors import KokoroNpuError
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "say": "Text to speech, to a WAV file or the loudspeaker",
+}
 """Subcommand to its line of help; its module is the name with underscores for hyphens."""
 
 
