@@ -28,3 +28,4 @@ def build(model: KModel, artifacts: Path) -> None:
     packs = canonical.check_voices({VOICE: tiny_voice(1), "jm_kumo": tiny_voice(2)}, "here")
     save_file(packs, artifacts / "weights" / canonical.VOICES)
     write_json(artifacts / "weights" / canonical.CONFIG, tiny_config())
+    write_json(artifacts / "weights" / canonical.SOURCE, {"source": "narrow", "dither": False})

@@ -12,6 +12,7 @@ import click
 from kokoro_npu.errors import KokoroNpuError
 
 COMMANDS: dict[str, str] = {
+    "check-bundle": "Check an SDK bundle to the byte",
     "say": "Text to speech, to a WAV file or the loudspeaker",
 }
 """Subcommand to its line of help; its module is the name with underscores for hyphens."""

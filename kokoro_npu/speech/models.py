@@ -1,6 +1,6 @@
 """Which files speak: those of a build (artifacts/)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,10 +36,14 @@ class Models:
     vocab: Mapping[str, int]
 
 
-def models_of_build(artifacts: Path | str, precision: str = FP32) -> Models:
+def models_of_build(artifacts: Path | str, precision: str = FP32, buckets: Collection[int] = ()) -> Models:
     """The models that ``dvc repro`` has built.
 
-    Decoders that an earlier build left behind with other weights are passed over: they would make noise.
+    Args:
+        artifacts: its directory.
+        precision: of the decoder, one of `PRECISIONS`.
+        buckets: frames of those to take; without any, all that are there. Decoders that an earlier build left behind
+            with other weights are passed over: they would make noise.
 
     Raises:
         KokoroNpuError: something is not built.
@@ -55,6 +59,9 @@ def models_of_build(artifacts: Path | str, precision: str = FP32) -> Models:
     decoders = {frames: path for frames, path in sorted(decoders.items()) if _points_into(path, pack)}
     if not decoders:
         raise KokoroNpuError(f"{directory} holds no decoder of the weights beside it: build it first (make repro)")
+    if missing := sorted(set(buckets) - set(decoders)):
+        raise KokoroNpuError(f"{directory} holds no usable decoder of {missing[0]} frames: build it first (make repro)")
+    decoders = {frames: path for frames, path in decoders.items() if frames in buckets or not buckets}
     config = load_config(root / "weights")
     return Models(needed[0], needed[1], decoders, load_voices(root / "weights"), config["vocab"])
 
