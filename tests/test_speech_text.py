@@ -1,7 +1,11 @@
 """Text to phonemes to utterances."""
 
+import json
 import re
+import sys
+from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -181,3 +185,42 @@ def test_a_long_sentence_is_cut_at_clauses_and_never_in_a_word() -> None:
 )
 def test_the_boundary_at_the_end(text: str, boundary: Boundary) -> None:
     assert boundary_at_end(text) is boundary
+
+
+# misaki's English front end, where its tagger is installed.
+
+
+@pytest.fixture
+def tagger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package of the tagger's name whose model calls every word a noun."""
+    import spacy
+
+    pipeline = spacy.blank("en")
+    pipeline.meta |= {"name": "core_web_sm", "version": "0.0.1"}
+    pipeline.add_pipe("tok2vec")
+    pipeline.add_pipe("tagger").add_label("NN")  # type: ignore[attr-defined]
+    pipeline.initialize()
+    package = tmp_path / "en_core_web_sm"
+    package.mkdir()
+    pipeline.to_disk(package / "en_core_web_sm-0.0.1")
+    (package / "meta.json").write_text(json.dumps(pipeline.meta))
+    (package / "__init__.py").write_text(
+        "from spacy.util import load_model_from_init_py\n"
+        "def load(**overrides):\n    return load_model_from_init_py(__file__, **overrides)\n"
+    )
+    info = tmp_path / "en_core_web_sm-0.0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: en_core_web_sm\nVersion: 0.0.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop(package.name, None)
+
+
+@pytest.mark.usefixtures("tagger")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_misakis_dictionary_speaks_where_its_tagger_is_installed() -> None:
+    to_phonemes = Phonemizer(ALPHABET)
+    assert to_phonemes.name == "misaki"
+    assert to_phonemes("Hello world, Dr. Zzyzx!") != Phonemizer(ALPHABET, tagger=False)("Hello world, Dr. Zzyzx!")
+    assert to_phonemes("Hello world!") == "həlˈO wˈɜɹld!"
+    assert Phonemizer(ALPHABET, "es").name == "misaki-espeak"
