@@ -11,6 +11,7 @@ from kokoro import KModel
 
 from kokoro_npu.weights import load_kmodel, sources
 from tests import aihub_case
+from tests.narrow_build import build
 from tests.narrow_model import narrow_kmodel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +29,14 @@ def _torch_threads(request: pytest.FixtureRequest) -> None:
 def narrow() -> KModel:
     """A seeded random model with a narrow decoder; tests must not change it."""
     return narrow_kmodel(0)
+
+
+@pytest.fixture(scope="session")
+def narrow_build(narrow: KModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory artifacts/ of the narrow model, as far as speaking needs it; tests must not change it."""
+    root = tmp_path_factory.mktemp("narrow_build")
+    build(narrow, root)
+    return root
 
 
 @pytest.fixture(scope="session")

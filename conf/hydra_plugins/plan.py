@@ -69,6 +69,10 @@ _DEVICES = Rule(
     "a device's name or a list of them, such as Samsung Galaxy S24",
     lambda v: bool(v) and all(isinstance(n, str) and n for n in (v if isinstance(v, list) else [v])),
 )
+_PRECISIONS = Rule(
+    "a list of quantized, fp32 or both",
+    lambda v: isinstance(v, list) and bool(v) and len(set(v)) == len(v) and set(v) <= {"quantized", "fp32"},
+)
 _ANY = Rule("anything", lambda _: True)
 _OPTIONS = Rule("a mapping of option names to texts", lambda v: isinstance(v, dict))
 
@@ -133,6 +137,13 @@ RULES: dict[str, Any] = {
         "control_points_min": _number(0, 100),
     },
     "report": {"baseline": _TEXT},
+    "package": {"precisions": _PRECISIONS},
+    "speech": {
+        "sentences": _TEXT,
+        "fp32_snr_db_min": _number(-200, 200),
+        "timed_text": _TEXT,
+        "runs": _integer(1),
+    },
     "aihub": {
         "target_runtime": _one_of("qnn_context_binary", "precompiled_qnn_onnx"),
         "qairt_version": _TEXT_OR_NONE,

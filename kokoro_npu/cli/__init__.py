@@ -13,6 +13,8 @@ from kokoro_npu.errors import KokoroNpuError
 
 COMMANDS: dict[str, str] = {
     "doctor": "what this machine lacks for the pipeline, and what to do",
+    "check-bundle": "Check an SDK bundle to the byte",
+    "say": "Text to speech, to a WAV file or the loudspeaker",
 }
 """Subcommand to its line of help; its module is the name with underscores for hyphens."""
 

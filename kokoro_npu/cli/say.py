@@ -1,0 +1,115 @@
+"""``kokoro-npu say``: text, or phonemes, to a WAV file or the loudspeaker."""
+
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.geometry import SAMPLE_RATE
+from kokoro_npu.speech.models import FP32, PRECISIONS, QUANTIZED, Models, models_of_build
+from kokoro_npu.speech.phonemizer import LANGUAGES, Phonemizer, paragraphs
+from kokoro_npu.speech.sound import loudspeaker, wav_file
+from kokoro_npu.speech.synthesizer import Synthesizer, Utterance
+
+DEFAULT_VOICE = "af_heart"
+
+
+@click.command()
+@click.argument("text", nargs=-1)
+@click.option(
+    "-i", "--input", "source", type=click.Path(allow_dash=True), help="Read the text from a file, or - (stdin)."
+)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="WAV file, 24 kHz, 16 bit.")
+@click.option("--play", is_flag=True, help="Play it while it is made.")
+@click.option("--voice", help=f"Name of a voice. [default: {DEFAULT_VOICE}, or the first that the weights have]")
+@click.option("--speed", type=float, default=1.0, show_default=True, help="Divides the durations; 0.25 to 4.")
+@click.option("--language", default="en-us", show_default=True, help=f"Of the text: {', '.join(LANGUAGES)}.")
+@click.option("--phonemes", is_flag=True, help="The text is phonemes already (docs/say.md).")
+@click.option(
+    "--precision", type=click.Choice(PRECISIONS), help=f"Decoder. [default: {FP32}; of a bundle: {QUANTIZED}]"
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the source noise.")
+@click.option("--artifacts", default="artifacts", show_default=True, help="The build to speak with.")
+@click.option("--bundle", help="Speak with an SDK bundle instead, such as artifacts/sdk.")
+@click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="Of ONNX Runtime.")
+def command(
+    text: tuple[str, ...],
+    source: str | None,
+    output: Path | None,
+    play: bool,
+    voice: str | None,
+    speed: float,
+    language: str,
+    phonemes: bool,
+    precision: str | None,
+    seed: int,
+    artifacts: str,
+    bundle: str | None,
+    threads: int,
+) -> None:
+    """Speak TEXT, offline, with the split model on ONNX Runtime.
+
+    kokoro-npu say "Hello world." -o hello.wav
+    """
+    if output is None and not play:
+        raise KokoroNpuError("say where the speech goes: -o FILE.wav, or --play")
+    models = _models(artifacts, bundle, precision)
+    voice = voice or (DEFAULT_VOICE if DEFAULT_VOICE in models.voices else min(models.voices))
+    parts = list(paragraphs(_read(text, source)))
+    if not parts:
+        raise KokoroNpuError("there is nothing to say: give a text, or -i FILE")
+    convert = _one_line if phonemes else Phonemizer(models.vocab, language)
+    synthesizer = Synthesizer(models, threads)
+    # Everything is checked before anything sounds, and a typing mistake costs no time.
+    spoken_parts = [convert(part) for part in parts]
+    for part in spoken_parts:
+        synthesizer.check(part, voice, speed)
+
+    with ExitStack() as stack:
+        sinks = [stack.enter_context(wav_file(output))] if output else []
+        sinks += [stack.enter_context(loudspeaker())] if play else []
+        started = time.perf_counter()
+        first = 0.0
+        spoken: list[Utterance] = []
+        for utterance in synthesizer.speak(spoken_parts, voice, speed, seed, prompt=play):
+            first = first or time.perf_counter() - started
+            for sink in sinks:
+                sink(utterance.audio)
+            spoken.append(utterance)
+        seconds = time.perf_counter() - started
+    length = sum(len(utterance.audio) for utterance in spoken) / SAMPLE_RATE
+    buckets = sorted({utterance.bucket.frames for utterance in spoken})
+    click.echo(
+        f"{output or 'played'}: {length:.1f} s in {len(spoken)} utterance{'s' * (len(spoken) > 1)}, voice {voice}, "
+        f"buckets {', '.join(map(str, buckets))}; first sound after {first:.1f} s, all after {seconds:.1f} s",
+        err=True,
+    )
+
+
+def _models(artifacts: str, bundle: str | None, precision: str | None) -> Models:
+    if bundle is None:
+        return models_of_build(artifacts, precision or FP32)
+    from kokoro_npu.sdk.bundle import open_bundle
+
+    return open_bundle(bundle).models(precision or QUANTIZED)
+
+
+def _read(text: tuple[str, ...], source: str | None) -> str:
+    if source is None:
+        return " ".join(text)
+    if text:
+        raise KokoroNpuError("give a text or -i, not both")
+    try:
+        raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        return raw.decode("utf-8-sig")
+    except OSError as error:
+        raise KokoroNpuError(f"{source} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise KokoroNpuError(f"{source} is not UTF-8 text (byte {error.start})") from error
+
+
+def _one_line(phonemes: str) -> str:
+    return " ".join(phonemes.split())

@@ -1,0 +1,155 @@
+"""How good the runtime is: against PyTorch, sentence by sentence, and how soon it sounds."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from kokoro import KModel
+from tqdm import tqdm
+
+from kokoro_npu import metrics, reference
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.geometry import SAMPLE_RATE
+from kokoro_npu.speech.models import FP32, QUANTIZED
+from kokoro_npu.speech.synthesizer import Synthesizer
+from kokoro_npu.speech.utterances import utterances
+
+SPEEDS = (1.0, 0.9, 1.2)
+"""Sentences take turns at these, and at the voices."""
+
+
+def load_sentences(path: Path | str) -> list[str]:
+    """One sentence a line.
+
+    Raises:
+        KokoroNpuError: the file is missing or empty.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise KokoroNpuError(f"sentences {path}: {error.strerror}; see speech.sentences") from error
+    sentences = [line.strip() for line in lines if line.strip()]
+    if not sentences:
+        raise KokoroNpuError(f"sentences {path}: the file holds none; write one a line")
+    return sentences
+
+
+def against_pytorch(
+    model: KModel, synthesizer: Synthesizer, to_phonemes: Callable[[str], str], sentences: Sequence[str], seed: int
+) -> pd.DataFrame:
+    """Speak every sentence with the runtime and with upstream's PyTorch model, unpadded, from the same source.
+
+    Tokens and voice row of the reference are made here as ``KModel.forward`` and ``KPipeline.infer`` make them, not by
+    the runtime's functions.
+
+    Returns:
+        One row an utterance: ``sentence`` (from 1), ``voice, speed, phonemes, frames, bucket, snr_db,
+        duration_mismatches``.
+    """
+    rows = []
+    voices = sorted(synthesizer.models.voices)
+    for number, sentence in enumerate(tqdm(sentences, desc="speech against PyTorch", unit="sentence")):
+        voice, speed = voices[number % len(voices)], SPEEDS[number % len(SPEEDS)]
+        for index, phonemes in enumerate(utterances(to_phonemes(sentence))):
+            prepared = synthesizer.prepare(phonemes, voice, speed, seed, index)
+            spoken = synthesizer.decode(phonemes, index, prepared)
+            tokens = np.array([[0, *(model.vocab[symbol] for symbol in phonemes), 0]])
+            row = synthesizer.models.voices[voice][[len(phonemes) - 1]]
+            truth, durations = reference.synthesize(
+                model, tokens, row, speed, prepared.features["noise"], prepared.frames
+            )
+            rows.append(
+                {
+                    "sentence": number + 1,
+                    "voice": voice,
+                    "speed": speed,
+                    "phonemes": phonemes,
+                    "frames": spoken.frames,
+                    "bucket": spoken.bucket.frames,
+                    "snr_db": metrics.snr_db(truth, spoken.audio),
+                    "duration_mismatches": int((durations != prepared.durations[0]).sum()),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def check_gate(table: pd.DataFrame, snr_db_min: float) -> None:
+    """Require of every utterance of `against_pytorch` at least so many dB, and PyTorch's durations.
+
+    Raises:
+        KokoroNpuError: names the worst sentence. A figure that is not a number misses the gate.
+    """
+    figures = table["snr_db"].to_numpy()
+    at = int(np.nan_to_num(figures, nan=-np.inf).argmin())
+    sentence = int(table["sentence"].to_numpy()[at])
+    if not figures[at] >= snr_db_min:
+        raise KokoroNpuError(
+            f"speech: sentence {sentence} has {figures[at]:.1f} dB against PyTorch, the gate is {snr_db_min:g}"
+        )
+    if moved := int(table["duration_mismatches"].sum()):
+        raise KokoroNpuError(f"speech: {moved} durations differ from PyTorch's")
+
+
+def first_sound(synthesizer: Synthesizer, to_phonemes: Callable[[str], str], text: str, runs: int) -> dict[str, float]:
+    """How soon a warm synthesizer sounds, as ratios to the length of the audio.
+
+    From the text to the first utterance's audio, phonemes included, and to the end; the median of ``runs`` after one
+    that warms up.
+
+    Returns:
+        ``seconds`` of audio, ``first_sound_ratio``, ``all_ratio``.
+    """
+    voice = min(synthesizer.models.voices)
+    firsts, totals, samples = [], [], 0
+    for _ in range(runs + 1):
+        started = time.perf_counter()
+        speech = synthesizer.speak([to_phonemes(text)], voice, prompt=True)
+        samples = len(next(speech).audio)
+        firsts.append(time.perf_counter() - started)
+        samples += sum(len(utterance.audio) for utterance in speech)
+        totals.append(time.perf_counter() - started)
+    seconds = samples / SAMPLE_RATE
+    return {
+        "seconds": seconds,
+        "first_sound_ratio": round(statistics.median(firsts[1:]) / seconds, 4),
+        "all_ratio": round(statistics.median(totals[1:]) / seconds, 4),
+    }
+
+
+def evaluate(
+    model: KModel,
+    synthesizers: Mapping[str, Synthesizer],
+    to_phonemes: Callable[[str], str],
+    sentences: Sequence[str],
+    text: str,
+    seed: int,
+    runs: int,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table of `against_pytorch` in fp32, and a flat report with the times of both precisions.
+
+    Args:
+        model: upstream's.
+        synthesizers: by precision.
+        to_phonemes: the front end.
+        sentences: to compare.
+        text: of about 3 s, whose first sound is timed.
+        seed: of the source noise.
+        runs: that are timed.
+    """
+    table = against_pytorch(model, synthesizers[FP32], to_phonemes, sentences, seed)
+    report: dict[str, Any] = {
+        "sentences": len(sentences),
+        "utterances": len(table),
+        "buckets_used": sorted(int(frames) for frames in table["bucket"].unique()),
+        "fp32_snr_db_min": round(float(table["snr_db"].min()), 3),
+        "fp32_snr_db_median": round(float(table["snr_db"].median()), 3),
+        "duration_mismatches": int(table["duration_mismatches"].sum()),
+    }
+    for precision, prefix in ((FP32, ""), (QUANTIZED, "quant_")):
+        timed = first_sound(synthesizers[precision], to_phonemes, text, runs)
+        report |= {f"{prefix}{key}": value for key, value in timed.items()}
+    return table, report

@@ -1,0 +1,70 @@
+"""Where speech goes: a WAV file that appears when it is whole, and the loudspeaker."""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.files import atomic
+from kokoro_npu.geometry import SAMPLE_RATE
+from kokoro_npu.runtime import Array
+
+Sink = Callable[[Array], None]
+"""Takes audio, [N] float32 at 24 kHz, one part after the other."""
+
+_RATE = str(SAMPLE_RATE)
+PLAYERS = (
+    ("paplay", "--raw", f"--rate={_RATE}", "--channels=1", "--format=s16le"),
+    ("aplay", "-q", "-t", "raw", "-f", "S16_LE", "-r", _RATE, "-c", "1", "-"),
+    ("play", "-q", "-t", "raw", "-e", "signed", "-b", "16", "-r", _RATE, "-c", "1", "-"),
+    ("ffplay", "-loglevel", "error", "-nodisp", "-autoexit", "-f", "s16le", "-ar", _RATE, "-i", "-"),
+)
+"""Programs that play raw 16-bit samples from their standard input, the first that is installed is taken."""
+
+
+@contextmanager
+def wav_file(path: Path | str) -> Iterator[Sink]:
+    """A 16-bit mono WAV file, put in place when the block ends without an error."""
+    with atomic(path) as tmp:
+        try:
+            file = soundfile.SoundFile(tmp, "w", SAMPLE_RATE, 1, "PCM_16", format="WAV")
+        except (OSError, soundfile.SoundFileError) as error:
+            raise KokoroNpuError(f"{path} cannot be written: {error}") from error
+        with file:
+            yield file.write
+
+
+@contextmanager
+def loudspeaker() -> Iterator[Sink]:
+    """A player that sounds as the parts come; leaving the block waits until it has played them.
+
+    Raises:
+        KokoroNpuError: no player is installed, or it failed.
+    """
+    command = next((player for player in PLAYERS if shutil.which(player[0])), None)
+    if command is None:
+        raise KokoroNpuError(
+            f"--play needs one of {', '.join(player[0] for player in PLAYERS)}; install one, or write a file with -o"
+        )
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as player:
+        assert player.stdin is not None
+        assert player.stderr is not None
+        stream = player.stdin
+
+        def play(audio: Array) -> None:
+            stream.write(np.rint(np.clip(audio, -1, 1) * 32767).astype("<i2").tobytes())
+            stream.flush()
+
+        try:
+            yield play
+            stream.close()
+        except BrokenPipeError:
+            pass  # its status and words say why
+        said = player.stderr.read().decode(errors="replace")
+    if player.returncode:
+        raise KokoroNpuError(f"{command[0]} failed with status {player.returncode}: {said.strip()[-300:]}")

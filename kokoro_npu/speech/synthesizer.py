@@ -1,0 +1,151 @@
+"""Phonemes and a voice to audio: the whole path through the split model, utterance by utterance."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.frontend import Frontend, Prepared, tokenize, voice_row
+from kokoro_npu.geometry import Bucket
+from kokoro_npu.runtime import Array, pad_to_bucket, select_bucket, trim
+from kokoro_npu.sessions import THREADS, cpu_session
+from kokoro_npu.speech.alphabet import check_phonemes
+from kokoro_npu.speech.joining import shape
+from kokoro_npu.speech.models import Models
+from kokoro_npu.speech.source_noise import SourceNoise
+from kokoro_npu.speech.utterances import TARGET_PHONEMES, Boundary, boundary_at_end, cut, utterances
+
+MIN_SPEED, MAX_SPEED = 0.25, 4.0
+_FRAMES_PER_PHONEME = 3
+"""Of ordinary speech, to choose how many sentences share an utterance."""
+
+
+class TooLongError(KokoroNpuError):
+    """An utterance of more frames than the largest bucket has."""
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One utterance as it was spoken.
+
+    Attributes:
+        phonemes: what was said.
+        index: its number in the speech, which its source noise is drawn with.
+        frames: L, the sum of the durations.
+        bucket: the decoder that ran.
+        audio: [600 L] float32 at 24 kHz, unless it was shaped for joining.
+    """
+
+    phonemes: str
+    index: int
+    frames: int
+    bucket: Bucket
+    audio: Array
+
+
+class Synthesizer:
+    """The split model on ONNX Runtime. Decoders are loaded when their bucket is first needed.
+
+    Args:
+        models: the files, see `kokoro_npu.speech.models`.
+        threads: of each session.
+    """
+
+    def __init__(self, models: Models, threads: int = THREADS) -> None:
+        self.models = models
+        self._frontend = Frontend(models.duration, models.prosody, threads)
+        self._target = min(TARGET_PHONEMES, max(models.decoders) // _FRAMES_PER_PHONEME)
+        self._session = cache(lambda frames: cpu_session(models.decoders[frames], threads))
+
+    def check(self, phonemes: str, voice: str, speed: float) -> None:
+        """Require that this can be said.
+
+        Raises:
+            KokoroNpuError: unknown symbol, voice, or a speed out of range, with what is near.
+        """
+        check_phonemes(phonemes, self.models.vocab, "phonemes")
+        voice_row(self.models.voices, voice, "a")
+        if not MIN_SPEED <= speed <= MAX_SPEED:
+            raise KokoroNpuError(f"speed {speed:g} is out of range; use {MIN_SPEED:g} to {MAX_SPEED:g}, 1 is normal")
+
+    def say(self, phonemes: str, voice: str, speed: float = 1.0, seed: int = 0, index: int = 0) -> Utterance:
+        """Speak one utterance, whole.
+
+        Args:
+            phonemes: at most 510 symbols of the alphabet.
+            voice: name of a voice; its row is that of the number of symbols, as upstream chooses.
+            speed: divides durations.
+            seed: of the source noise.
+            index: number of the utterance in the speech.
+
+        Raises:
+            TooLongError: it has more frames than the largest bucket.
+            KokoroNpuError: it cannot be said.
+        """
+        return self.decode(phonemes, index, self.prepare(phonemes, voice, speed, seed, index))
+
+    def prepare(self, phonemes: str, voice: str, speed: float, seed: int, index: int) -> Prepared:
+        """Run the two CPU models on one utterance; arguments and errors as in `say`."""
+        self.check(phonemes, voice, speed)
+        tokens = tokenize(phonemes, self.models.vocab, "phonemes")
+        row = voice_row(self.models.voices, voice, phonemes)
+        prepared = self._frontend.prepare(tokens, row, speed, SourceNoise(seed, index))
+        if prepared.frames > (largest := max(self.models.decoders)):
+            raise TooLongError(f"{prepared.frames} frames do not fit the largest bucket of {largest}: split the text")
+        return prepared
+
+    def decode(self, phonemes: str, index: int, prepared: Prepared) -> Utterance:
+        """Run the decoder of the smallest bucket that holds an utterance."""
+        bucket = select_bucket(prepared.frames, self.models.decoders)
+        audio = self._session(bucket.frames).run(None, pad_to_bucket(prepared.features, bucket))[0]
+        return Utterance(phonemes, index, prepared.frames, bucket, trim(audio, prepared.frames))
+
+    def speak(
+        self, paragraphs: Iterable[str], voice: str, speed: float = 1.0, seed: int = 0, prompt: bool = False
+    ) -> Iterator[Utterance]:
+        """Speak text of any length; each utterance comes as soon as it is decoded, shaped for joining.
+
+        The audio of the utterances, one after the other, is the speech. A text that is one utterance sounds exactly
+        as `say` makes it.
+
+        Args:
+            paragraphs: phonemes of each; the next one is taken when the one before is spoken.
+            voice: as in `say`.
+            speed: as in `say`.
+            seed: as in `say`.
+            prompt: keep the first utterance short: one sentence, and of one that is too long for the smallest bucket
+                the part before a comma or the like.
+        """
+        before, index = None, 0
+        for paragraph, more in _with_more(paragraphs):
+            waiting = utterances(paragraph, self._target, prompt=prompt and index == 0)
+            while waiting:
+                phonemes = waiting.pop(0)
+                try:
+                    prepared = self.prepare(phonemes, voice, speed, seed, index)
+                except TooLongError:
+                    if len(phonemes) < 2:
+                        raise
+                    waiting[:0] = cut(phonemes)
+                    continue
+                if prompt and index == 0 and prepared.frames > min(self.models.decoders):
+                    head, tail = cut(phonemes)
+                    if boundary_at_end(head) < Boundary.WORD:
+                        prompt = False
+                        waiting[:0] = [head, tail]
+                        continue
+                spoken = self.decode(phonemes, index, prepared)
+                after = boundary_at_end(phonemes) if waiting else Boundary.PARAGRAPH if more else None
+                yield replace(spoken, audio=shape(spoken.audio, before, after))
+                before, index = after, index + 1
+
+
+def _with_more(items: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Each item, and whether another follows."""
+    last: str | None = None
+    for item in items:
+        if last is not None:
+            yield last, True
+        last = item
+    if last is not None:
+        yield last, False
