@@ -11,7 +11,9 @@ import click
 
 from kokoro_npu.errors import KokoroNpuError
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "inspect": "What an HTP context binary is: chip, build, graphs, inputs and outputs, memory.",
+}
 """Subcommand to its line of help; its module is the name with underscores for hyphens."""
 
 
