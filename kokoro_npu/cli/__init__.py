@@ -12,6 +12,7 @@ import click
 from kokoro_npu.errors import KokoroNpuError
 
 COMMANDS: dict[str, str] = {
+    "cuts": "The first op at which the HTP emulation leaves ONNX Runtime.",
     "inspect": "What an HTP context binary is: chip, build, graphs, inputs and outputs, memory.",
 }
 """Subcommand to its line of help; its module is the name with underscores for hyphens."""
