@@ -115,6 +115,16 @@ RULES: dict[str, Any] = {
     },
     "audit": {"op_table": _TEXT},
     "parity": {"gates": {"torch_snr_db_min": _number(-200, 200), "fp32_snr_db_min": _number(-200, 200)}},
+    "op_numerics": {
+        "max_seconds": _number(0),
+        "gates": {"fp16_snr_db_min": _number(-200, 200), "quantized_snr_db_min": _number(-200, 200)},
+    },
+    "htp_parity": {
+        "frames": _integer(_FEWEST_FRAMES),
+        "utterances": _integer(1),
+        "processes": _integer(1),
+        "gates": {"fp16_snr_db_min": _number(-200, 200), "quant_snr_db_min": _number(-200, 200)},
+    },
     "profile": {"warmup": _integer(0), "runs": _integer(2), "seconds": _number(0), "threads": _integer(1)},
     "aihub": {
         "target_runtime": _one_of("qnn_context_binary", "precompiled_qnn_onnx"),
