@@ -27,8 +27,12 @@ class Cost:
 
 def count(path: Path | str) -> Cost:
     """Count a model whose dimensions are all integers; its external weights are not read."""
-    model = onnx.shape_inference.infer_shapes(onnx.load(str(path), load_external_data=False))
-    graph = model.graph
+    return count_model(onnx.load(str(path), load_external_data=False))
+
+
+def count_model(model: onnx.ModelProto) -> Cost:
+    """Count a model in memory; see :func:`count`."""
+    graph = onnx.shape_inference.infer_shapes(model).graph
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for value in [*graph.input, *graph.value_info, *graph.output]:

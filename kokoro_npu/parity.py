@@ -56,17 +56,18 @@ def onnx_variant(path: Path) -> Variant:
 
 
 def fitting(recorded: Sequence[Recorded], bucket: Bucket, model: KModel) -> list[Recorded]:
-    """The utterances that fit a bucket; for a bucket too small for any, the middle of the shortest.
-
-    A cut's reference is upstream's unpadded decoder on the cut features.
-    """
+    """The utterances that fit a bucket; for a bucket too small for any, the middle of the shortest (`middle`)."""
     fits = [item for item in recorded if item.frames <= bucket.frames]
     if fits:
         return fits
-    shortest = min(recorded, key=lambda item: item.frames)
-    features = crop(shortest.features, bucket.frames, (shortest.frames - bucket.frames) // 2)
+    return [middle(min(recorded, key=lambda item: item.frames), bucket.frames, model)]
+
+
+def middle(item: Recorded, frames: int, model: KModel) -> Recorded:
+    """The middle ``frames`` frames of a longer utterance; the reference is upstream's unpadded decoder on them."""
+    features = crop(item.features, frames, (item.frames - frames) // 2)
     audio = reference.decode(model.decoder, features)
-    return [replace(shortest, id=f"{shortest.id}[cut]", frames=bucket.frames, features=features, reference=audio)]
+    return replace(item, id=f"{item.id}[cut]", frames=frames, features=features, reference=audio)
 
 
 def evaluate(

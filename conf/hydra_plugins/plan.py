@@ -129,6 +129,15 @@ RULES: dict[str, Any] = {
             "rounding": _one_of("nearest", "gptq"),
         },
         "pins": _TEXT,
+    "op_numerics": {
+        "max_seconds": _number(0),
+        "gates": {"fp16_snr_db_min": _number(-200, 200), "quantized_snr_db_min": _number(-200, 200)},
+    },
+    "htp_parity": {
+        "frames": _integer(_FEWEST_FRAMES),
+        "utterances": _integer(1),
+        "processes": _integer(1),
+        "gates": {"fp16_snr_db_min": _number(-200, 200), "quant_snr_db_min": _number(-200, 200)},
     },
     "profile": {"warmup": _integer(0), "runs": _integer(2), "seconds": _number(0), "threads": _integer(1)},
     "listening": {

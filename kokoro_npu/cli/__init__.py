@@ -15,6 +15,8 @@ COMMANDS: dict[str, str] = {
     "doctor": "what this machine lacks for the pipeline, and what to do",
     "check-bundle": "Check an SDK bundle to the byte",
     "say": "Text to speech, to a WAV file or the loudspeaker",
+    "cuts": "The first op at which the HTP emulation leaves ONNX Runtime.",
+    "inspect": "What an HTP context binary is: chip, build, graphs, inputs and outputs, memory.",
 }
 """Subcommand to its line of help; its module is the name with underscores for hyphens."""
 

@@ -8,7 +8,8 @@ file cannot take the caller down.
 
 import ctypes
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from kokoro_npu.errors import KokoroNpuError
 
 _INFO_VERSION = 3
 _GRAPH_VERSION = 3
+_MEMORY_VERSION = 2
+_MEMORY_BYTES = 112  # of the block that holds version 2 of the memory figures
 _TENSOR_BYTES = 144
 _DTYPES = {
     0x0008: "int8", 0x0016: "int16", 0x0032: "int32", 0x0064: "int64",
@@ -40,13 +43,25 @@ TensorSpec = tuple[tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """One graph of a binary: its inputs and outputs by name, VTCM in MB and finalize level as compiled."""
+    """One graph of a binary.
+
+    Attributes:
+        name: as in the binary.
+        inputs: by name.
+        outputs: by name.
+        vtcm_mb: VTCM as compiled, in MB.
+        optimization_level: finalize level as compiled.
+        memory: bytes by what they are for: ``spill_fill`` (DDR buffer for what VTCM cannot hold) and, where the
+            compiler tells, ``io`` (inputs and outputs), ``op_data`` (the ops and their schedule), ``const``
+            (weights), ``ddr_tensors`` and ``shared_weights``.
+    """
 
     name: str
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
     vtcm_mb: int
     optimization_level: int
+    memory: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,6 +98,14 @@ def _tensors(count: int, base: int) -> dict[str, Any]:
     return found
 
 
+def _memory(details: int, size: int) -> dict[str, int]:
+    found = {"spill_fill": _pointer(details + 8)}
+    if size >= _MEMORY_BYTES and _u32(details + 40) == _MEMORY_VERSION:
+        for index, name in enumerate(("io", "op_data", "const", "ddr_tensors", "shared_weights")):
+            found[name] = _pointer(details + 72 + 8 * index)
+    return found
+
+
 def _graph(base: int) -> dict[str, Any]:
     if _u32(base) != _GRAPH_VERSION:
         raise RuntimeError(f"graph info of version {_u32(base)} is not known to this reader")
@@ -93,6 +116,7 @@ def _graph(base: int) -> dict[str, Any]:
         "outputs": _tensors(_u32(base + 32), _pointer(base + 40)),
         "vtcm_mb": _u32(details + 16) >> 20,
         "optimization_level": _u32(details + 20),
+        "memory": _memory(details, _u32(base + 64)),
     }
 
 
@@ -158,8 +182,8 @@ def read_binary(path: Path | str) -> BinaryInfo:
     run = toolchain.run_worker("inspect", {"path": str(path.resolve())})
     found = toolchain.require_result(run, f"{path}: cannot be read back")["binary"]
     graphs = tuple(
-        GraphInfo(g["name"], _specs(g["inputs"]), _specs(g["outputs"]), g["vtcm_mb"], g["optimization_level"])
-        for g in found["graphs"]
+        GraphInfo(**graph | {"inputs": _specs(graph["inputs"]), "outputs": _specs(graph["outputs"])})
+        for graph in found["graphs"]
     )
     return BinaryInfo(found["soc_model"], found["htp_arch"], found["qairt_build"], graphs)
 

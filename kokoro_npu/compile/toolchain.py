@@ -116,7 +116,7 @@ def run_worker(
     """Run one command of ``kokoro_npu.compile.worker`` in a child process and wait for it.
 
     Args:
-        command: ``probe``, ``compile``, ``placement`` or ``inspect``.
+        command: ``probe``, ``compile``, ``placement``, ``emulate`` or ``inspect``.
         request: the command's arguments, JSON-able.
         cwd: working directory of the child.
         describe: text of the progress line; None shows none.

@@ -1,7 +1,8 @@
 """Child process that touches Qualcomm's libraries; started by ``toolchain.run_worker`` with a request file.
 
 Commands: ``probe`` (does the provider load), ``compile`` (context binary), ``placement`` (which nodes HTP
-takes, nothing finalized), ``inspect`` (what a binary says of itself). The answer is written as JSON to the
+takes, nothing finalized), ``emulate`` (run models in the emulation of HTP), ``inspect`` (what a binary says of
+itself). The answer is written as JSON to the
 path named in the request.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_PROVIDER = "QNNExecutionProvider"
 
 
 def _die_with_parent() -> None:
@@ -23,14 +25,20 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _devices(ort: Any) -> list[Any]:
+    return [device for device in ort.get_ep_devices() if device.ep_name == _PROVIDER]
+
+
 def _session_options(request: dict[str, Any]) -> Any:
     import onnxruntime as ort
     import onnxruntime_qnn
 
     # ONNX Runtime 1.31 sends telemetry unless told otherwise; older builds have no such switch.
     getattr(ort, "disable_telemetry_events", lambda: None)()
-    ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
-    devices = [d for d in ort.get_ep_devices() if d.ep_name == "QNNExecutionProvider"]
+    devices = _devices(ort)
+    if not devices:
+        ort.register_execution_provider_library(_PROVIDER, onnxruntime_qnn.get_library_path())
+        devices = _devices(ort)
     if not devices:
         raise RuntimeError("the QNN execution provider offers no device")
     options = ort.SessionOptions()
@@ -66,13 +74,38 @@ def _placement(request: dict[str, Any]) -> dict[str, Any]:
     return {"nodes": nodes}
 
 
+def _emulate(request: dict[str, Any]) -> dict[str, Any]:
+    """Each job's outputs, or its error, as files: a crash at one job leaves those before it."""
+    import numpy as np
+    import onnxruntime as ort
+
+    for job in request["jobs"]:
+        outputs = Path(job["outputs"])
+        try:
+            session = ort.InferenceSession(job["model"], _session_options(request), enable_fallback=0)
+            with np.load(job["feeds"]) as feeds:
+                values = session.run(None, dict(feeds))
+            # Freed before the next session is made: two decoders at once would need the memory of both.
+            names = [output.name for output in session.get_outputs()]
+            del session
+            part = outputs.with_suffix(".part")
+            with open(part, "wb") as stream:
+                np.savez(stream, **dict(zip(names, values, strict=True)))
+            os.replace(part, outputs)
+        except Exception as error:  # this job's answer; the others go on
+            outputs.with_suffix(".error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+    return {}
+
+
 def _inspect(request: dict[str, Any]) -> dict[str, Any]:
     from kokoro_npu.compile import binary
 
     return {"binary": binary.read_in_process(Path(request["path"]))}
 
 
-_COMMANDS = {"probe": _probe, "compile": _compile, "placement": _placement, "inspect": _inspect}
+_COMMANDS = {
+    "probe": _probe, "compile": _compile, "placement": _placement, "emulate": _emulate, "inspect": _inspect,
+}  # fmt: skip
 
 
 def main(request_path: str) -> int:

@@ -1,0 +1,142 @@
+"""Models through the HTP emulation, each in a child process, so that a crash costs one answer."""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from kokoro_npu import metrics
+from kokoro_npu.compile import toolchain
+from kokoro_npu.compile.options import CompileSettings, Target, provider_options, session_entries
+from kokoro_npu.errors import KokoroNpuError
+
+BACKEND = "qnn-htp-emulation"
+GMAC_PER_SECOND = 0.5
+"""What the emulation does on one core (design §5); it uses no second."""
+
+Tensor = npt.NDArray
+
+_EQUAL_DB = 200.0
+"""Stands for equal tensors, whose SNR is infinite; its negative for what is no number."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one model.
+
+    Attributes:
+        model: an ONNX graph with static shapes and its weights inside, or the path of a file (a context model too).
+        feeds: inputs by name.
+    """
+
+    model: onnx.ModelProto | Path
+    feeds: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a job: outputs by name, or the error in one line."""
+
+    outputs: dict[str, Tensor]
+    error: str = ""
+
+
+def require_emulation() -> None:
+    """Require the wheel that holds the emulation.
+
+    Raises:
+        KokoroNpuError: it is missing or does not load; the message tells why.
+    """
+    if reason := toolchain.missing_reason():
+        raise KokoroNpuError(f"the HTP emulation cannot run here: {reason}")
+
+
+def fingerprint(target: Target, settings: CompileSettings) -> str:
+    """All but model and inputs that an answer depends on, as text: a part of the key of whoever keeps answers."""
+    parts: list[Any] = [target.soc_model, target.htp_arch, target.vtcm_mb, settings.optimization_level]
+    parts += [settings.graph_splitting, dict(settings.options), toolchain.versions()]
+    return json.dumps(parts, sort_keys=True)
+
+
+def emulate(
+    jobs: Sequence[Job], target: Target, settings: CompileSettings, describe: str | None = None
+) -> list[Answer]:
+    """Compile and run every job for ``target``, all ops on HTP, nothing left to the CPU.
+
+    Args:
+        jobs: run one after the other in one child process; after a crash the rest goes to a new one.
+        target: the chip.
+        settings: level and options, those that ship: a level changes the arithmetic.
+        describe: text of the progress line; None shows none.
+
+    Returns:
+        One answer a job, in their order.
+    """
+    directory = toolchain.library_dir()
+    options = provider_options(target, settings, str((directory or Path()) / "libQnnHtp.so"))
+    answers: list[Answer] = []
+    with tempfile.TemporaryDirectory(prefix="kokoro-emulate-") as scratch:
+        places = [_write(job, Path(scratch), number) for number, job in enumerate(jobs)]
+        while len(answers) < len(jobs):
+            run = toolchain.run_worker(
+                "emulate",
+                {
+                    "jobs": places[len(answers) :],
+                    "provider_options": options,
+                    "session_entries": session_entries(session__disable_cpu_ep_fallback="1"),
+                },
+                describe=describe,
+                min_available_bytes=int(settings.memory_reserve_gib * 2**30 / 2),
+            )
+            done = [answer for place in places[len(answers) :] if (answer := _read(place))]
+            answers += done
+            if len(answers) < len(jobs):
+                # The first without an answer is the one at which the process died.
+                answers.append(Answer({}, _death(run)))
+    return answers
+
+
+def _death(run: toolchain.WorkerRun) -> str:
+    if run.guarded:
+        return "ended before it took the last memory"
+    return f"the emulation {run.death}" if run.death else str(run.result.get("error") or "the emulation gave no answer")
+
+
+def _write(job: Job, scratch: Path, number: int) -> dict[str, str]:
+    model = job.model
+    if isinstance(model, onnx.ModelProto):
+        path = scratch / f"{number}.onnx"
+        path.write_bytes(model.SerializeToString())
+    else:
+        path = model.resolve()
+    feeds = scratch / f"{number}.feeds.npz"
+    with open(feeds, "wb") as stream:
+        np.savez(stream, allow_pickle=False, **job.feeds)
+    return {"model": str(path), "feeds": str(feeds), "outputs": str(scratch / f"{number}.npz")}
+
+
+def _read(place: dict[str, str]) -> Answer | None:
+    outputs = Path(place["outputs"])
+    error = outputs.with_suffix(".error")
+    if error.is_file():
+        return Answer({}, " ".join(error.read_text(encoding="utf-8").split()))
+    if not outputs.is_file():
+        return None
+    with np.load(outputs) as values:
+        return Answer(dict(values))
+
+
+def agreement_db(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+    """SNR in dB of the output that agrees least, between -200 and 200 (equal); -200 for other shapes or no numbers."""
+    worst = _EQUAL_DB
+    for name, truth in expected.items():
+        if truth.shape != given[name].shape or not np.isfinite(given[name]).all():
+            return -_EQUAL_DB
+        worst = min(worst, metrics.snr_db(truth.reshape(-1), given[name].reshape(-1)))
+    return round(max(worst, -_EQUAL_DB), 3)

@@ -1,0 +1,30 @@
+"""Stage emulated-decoder: the decoder of the small bucket that is emulated, float and quantized, weights inside."""
+
+from pathlib import Path
+
+import onnx
+from _config import plain, stage
+from omegaconf import DictConfig
+
+from kokoro_npu.export import export_decoder
+from kokoro_npu.files import write_onnx
+from kokoro_npu.geometry import Bucket
+from kokoro_npu.quantize import Recipe, quantize_decoder
+from kokoro_npu.weights import load_kmodel
+
+OUT = Path("artifacts/emulation/decoder")
+
+
+@stage
+def main(cfg: DictConfig) -> None:
+    """Write artifacts/emulation/decoder/float.onnx and quantized.onnx."""
+    model: onnx.ModelProto = export_decoder(
+        load_kmodel("artifacts/weights"), Bucket(cfg.htp_parity.frames), cfg.export.opset
+    )
+    write_onnx(OUT / "float.onnx", model)
+    recipe = Recipe.from_options(plain(cfg.quantize))
+    write_onnx(OUT / "quantized.onnx", quantize_decoder(model, recipe, Path("artifacts/quantized/encodings.json")))
+
+
+if __name__ == "__main__":
+    main()
