@@ -116,6 +116,20 @@ RULES: dict[str, Any] = {
     "audit": {"op_table": _TEXT},
     "parity": {"gates": {"torch_snr_db_min": _number(-200, 200), "fp32_snr_db_min": _number(-200, 200)}},
     "profile": {"warmup": _integer(0), "runs": _integer(2), "seconds": _number(0), "threads": _integer(1)},
+    "runtimes": {
+        "threads": _integer(1),
+        "rounds": _integer(1),
+        "litert_tokens": _integer(3, 512),
+        "gates": {
+            "litert": {
+                "fp32_snr_db_min": _number(-200, 200),
+                "fp32_magspec_corr_min": _number(-1, 1),
+                "int8_snr_db_min": _number(-200, 200),
+            },
+            "executorch": {"fp32_snr_db_min": _number(-200, 200)},
+            "coreml": {"fp32_snr_db_min": _number(-200, 200), "fp16_snr_db_min": _number(-200, 200)},
+        },
+    },
     "aihub": {
         "target_runtime": _one_of("qnn_context_binary", "precompiled_qnn_onnx"),
         "qairt_version": _TEXT_OR_NONE,

@@ -1,0 +1,123 @@
+"""LiteRT: torch modules to ``.tflite`` files, their int8 forms, and how they run.
+
+Quirks, all kept here: the converter silently turns a transposed convolution with kernel 3, stride 2 and padding 1 into
+a bilinear resize without its weights (7 dB), so such a module is refused before it is converted; what the XNNPACK
+delegate took shows only after the interpreter has allocated its tensors.
+"""
+
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.files import atomic
+from kokoro_npu.runtime import Array
+from kokoro_npu.runtimes.extras import require
+from kokoro_npu.runtimes.measure import Backend, Run, kinds
+
+EXTRA = "litert"
+TOOLS = ("litert-torch", "ai-edge-litert", "ai-edge-quantizer")
+
+_DELEGATE = "DELEGATE"
+
+
+def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> None:
+    """Convert a module to float32 LiteRT.
+
+    Args:
+        module: in eval mode.
+        inputs: example inputs by name, in the order of ``forward``.
+        path: the ``.tflite`` to write.
+
+    Raises:
+        KokoroNpuError: the extra is missing, LiteRT has no form of an op (named), or the module holds the
+            transposed convolution that the converter gets wrong.
+    """
+    _refuse_resized_convolutions(module)
+    require(EXTRA)
+    import litert_torch
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the converter's remarks on its own dependencies
+        try:
+            model = litert_torch.convert(module, sample_kwargs=dict(inputs))
+        except (NotImplementedError, RuntimeError) as error:
+            op = re.search(r"aten[.:]+[\w.]+", str(error))
+            if op is None:
+                raise
+            raise KokoroNpuError(f"LiteRT has no form of the op {op[0]}: write it otherwise") from error
+    with atomic(path) as tmp:
+        model.export(str(tmp))
+
+
+def _refuse_resized_convolutions(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d)):
+            sizes = {*zip(layer.kernel_size, layer.stride, layer.padding, strict=True)}
+            if (3, 2, 1) in sizes:
+                raise KokoroNpuError(
+                    f"LiteRT's converter turns ConvTranspose {name} (kernel 3, stride 2, padding 1) into "
+                    "RESIZE_BILINEAR without its weights: write it as two phases (kokoro_npu.decoder.TwoPhaseUpsample)"
+                )
+
+
+def quantize_weights(source: Path, path: Path) -> None:
+    """Write ``source`` with its weights as 8-bit integers, one scale a channel; the arithmetic stays in float32.
+
+    Raises:
+        KokoroNpuError: the extra is missing.
+    """
+    require(EXTRA)
+    from ai_edge_quantizer import quantizer, recipe
+
+    quantizing = quantizer.Quantizer(str(source))
+    quantizing.load_quantization_recipe(recipe.weight_only_wi8_afp32())
+    with atomic(path) as tmp:
+        quantizing.quantize().export_model(str(tmp), overwrite=True)
+
+
+def _open(path: Path, threads: int) -> Run:
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(path), num_threads=threads)
+    interpreter.allocate_tensors()
+    runner = interpreter.get_signature_runner()
+
+    def run(inputs: dict[str, Array]) -> Array:
+        (audio,) = runner(**inputs).values()
+        return audio
+
+    return run
+
+
+BACKEND = Backend(_open, ("ai_edge_litert.interpreter",))
+"""LiteRT's interpreter with XNNPACK, its default on CPUs."""
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """What a file holds and how much of it XNNPACK takes, flat.
+
+    Returns:
+        ``bytes``, ``ops``, ``op_kinds``, ``ops_accelerated`` and ``partitions`` (delegated pieces).
+    """
+    require(EXTRA)
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    plain = Interpreter(str(path), experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
+    names = [op["op_name"] for op in plain._get_ops_details()]
+    delegated = Interpreter(str(path), num_threads=1)
+    delegated.allocate_tensors()
+    after = [op["op_name"] for op in delegated._get_ops_details()]
+    partitions = after.count(_DELEGATE)
+    return {
+        "bytes": path.stat().st_size,
+        "ops": len(names),
+        "op_kinds": kinds(names),
+        "ops_accelerated": len(names) - (len(after) - partitions),
+        "partitions": partitions,
+    }
