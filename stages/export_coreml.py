@@ -22,7 +22,7 @@ def main(cfg: DictConfig) -> None:
     }
     for precision, path in paths.items():
         coreml.convert(case.module, case.example, list(case.bucket.output_shapes), path, precision)
-    table, report = coreml.interpret(paths, case.recorded, case.bucket)
+    table, report = coreml.interpret(paths, case.recorded, case.bucket, cfg.runtimes.interpreted)
     save("coreml", coreml.TOOLS, case, table, report)
     check_gates(table, plain(cfg.runtimes.gates.coreml), f"export-coreml@{cfg.frames}")
 

@@ -18,7 +18,7 @@ def main(cfg: DictConfig) -> None:
     case = Case.load(cfg.frames, ARTIFACTS / "weights", ARTIFACTS / "features", ARTIFACTS / "decoder")
     path = ARTIFACTS / f"executorch/kokoro_decoder_{cfg.frames}.pte"
     made = executorch.convert(case.module, case.example, path)
-    settings = Settings(cfg.runtimes.threads, cfg.runtimes.rounds)
+    settings = Settings(cfg.runtimes.threads, cfg.runtimes.runs)
     table, report = compare({"fp32": (executorch.BACKEND, path)}, case.onnx, case.recorded, case.bucket, settings)
     save("executorch", executorch.TOOLS, case, table, report | prefixed("fp32", made))
     check_gates(table, plain(cfg.runtimes.gates.executorch), f"export-executorch@{cfg.frames}")

@@ -23,7 +23,7 @@ def main(cfg: DictConfig) -> None:
     litert.convert(case.module, case.example, paths["fp32"])
     litert.quantize_weights(paths["fp32"], paths["int8"])
     candidates = {precision: (litert.BACKEND, path) for precision, path in paths.items()}
-    settings = Settings(cfg.runtimes.threads, cfg.runtimes.rounds)
+    settings = Settings(cfg.runtimes.threads, cfg.runtimes.runs)
     table, report = compare(candidates, case.onnx, case.recorded, case.bucket, settings)
     for precision, path in paths.items():
         report |= prefixed(precision, litert.inspect(path))

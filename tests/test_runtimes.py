@@ -86,11 +86,11 @@ def test_an_engine_runs_in_its_own_process_and_counts(tmp_path: Path) -> None:
         x = np.array([1, np.nan, 2], np.float32)
         np.testing.assert_array_equal(engine({"x": x}), np.array([6, np.nan, 8], np.float32))
         assert engine.nan_samples == 1
-        seconds = take_turns({"a": engine, "b": other}, [{"x": x}, {"x": x}], rounds=3)
+        seconds = take_turns({"a": engine, "b": other}, [{"x": x}, {"x": x}], runs=3)
         assert set(seconds) == {"a", "b"}
-        assert (len(engine.seconds), len(other.seconds)) == (7, 6)
+        assert (len(engine.seconds), len(other.seconds)) == (4, 3)
         # What was allocated on loading, but not the interpreter and its imports.
-        assert BALLAST_BYTES <= engine.memory_bytes() < 2 * BALLAST_BYTES
+        assert 0.9 * BALLAST_BYTES <= engine.memory_bytes() < 2 * BALLAST_BYTES
 
 
 def test_an_error_on_loading_comes_back_as_itself(tmp_path: Path) -> None:
@@ -155,7 +155,8 @@ def _write_reports(folder: Path, frames: int, slow: float) -> None:
             if runtime != "coreml":
                 report[f"{precision}_time_ratio"] = slow + place
         if runtime == "litert":
-            report |= {"onnx_snr_db_min": 105.0, "onnx_memory_bytes": 5_000_000}
+            report["onnx_memory_bytes"] = 5_000_000
+            write_json(folder / "parity" / f"{frames}.json", {"fp32_snr_db_min": 105.0})
         write_json(folder / runtime / f"{frames}.json", report)
 
 

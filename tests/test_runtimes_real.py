@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kokoro import KModel
 from torch import Tensor, nn
 
 from kokoro_npu import metrics

@@ -118,7 +118,8 @@ RULES: dict[str, Any] = {
     "profile": {"warmup": _integer(0), "runs": _integer(2), "seconds": _number(0), "threads": _integer(1)},
     "runtimes": {
         "threads": _integer(1),
-        "rounds": _integer(1),
+        "runs": _integer(1),
+        "interpreted": _integer(1),
         "litert_tokens": _integer(3, 512),
         "gates": {
             "litert": {

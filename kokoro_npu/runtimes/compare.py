@@ -22,7 +22,7 @@ from kokoro_npu.versions import flat_versions, provenance
 from kokoro_npu.weights import load_kmodel, source_label
 
 REFERENCE = "onnx"
-"""Prefix of ONNX Runtime's own figures, and its variant in the tables."""
+"""Prefix of ONNX Runtime's own figures."""
 
 _FIGURES = {"snr_db": "min", "waveform_corr": "min", "magspec_corr": "min", "logmel_mae": "max"}
 
@@ -33,11 +33,11 @@ class Settings:
 
     Attributes:
         threads: of each runtime.
-        rounds: times that each utterance is timed.
+        runs: timed runs of each runtime.
     """
 
     threads: int
-    rounds: int
+    runs: int
 
 
 def compare(
@@ -54,29 +54,25 @@ def compare(
         onnx: the float decoder.
         recorded: utterances that fit the bucket.
         bucket: of all decoders.
-        settings: threads and rounds.
+        settings: threads and runs.
 
     Returns:
-        The rows of :func:`kokoro_npu.parity.evaluate`, one variant a precision and ``onnx``; and a flat report with the
-        worst figures of each (``<precision>_snr_db_min`` …), ``…_nan_samples``, ``…_memory_bytes`` and
-        ``…_time_ratio``, median time over ONNX Runtime's in the same run.
+        The rows of :func:`kokoro_npu.parity.evaluate`, one variant a precision; and a flat report with the worst
+        figures of each (``<precision>_snr_db_min`` …), ``…_nan_samples``, ``…_memory_bytes`` and ``…_time_ratio``, median time
+        over ONNX Runtime's in the same run; of ONNX Runtime (``onnx_…``), the memory alone.
     """
     inputs = [pad_to_bucket(item.features, bucket) for item in recorded]
     tables: list[pd.DataFrame] = []
     report: dict[str, Any] = {"frames": bucket.frames, "utterances": len(recorded), "threads": settings.threads}
     for precision, (backend, path) in candidates.items():
         with Engine(ONNXRUNTIME, onnx, settings.threads) as base, Engine(backend, path, settings.threads) as engine:
+            tables.append(judge({precision: engine}, recorded, bucket))
+            base(inputs[0])  # both are warm
             engines = {REFERENCE: base, precision: engine}
-            # The runs that are judged also warm up what is timed.
-            wanted = engines if not tables else {precision: engine}
-            tables.append(judge(wanted, recorded, bucket))
-            if not base.seconds:
-                base(inputs[0])
-            seconds = take_turns(engines, inputs, settings.rounds)
+            seconds = take_turns(engines, inputs, settings.runs)
             report[f"{precision}_time_ratio"] = round(seconds[precision] / seconds[REFERENCE], 3)
-            for name, one in engines.items():
-                report[f"{name}_memory_bytes"] = one.memory_bytes()
-                report[f"{name}_nan_samples"] = one.nan_samples
+            report[f"{precision}_nan_samples"] = engine.nan_samples
+            report |= {f"{name}_memory_bytes": one.memory_bytes() for name, one in engines.items()}
     table = pd.concat(tables, ignore_index=True)
     return table, report | worst_figures(table)
 
@@ -157,6 +153,6 @@ def save(
     frames = case.bucket.frames
     with atomic(out / name / f"{frames}.csv") as tmp:
         table.to_csv(tmp, index=False, float_format="%.6g")
-    precisions = "+".join(variant for variant in table["variant"].unique() if variant != REFERENCE)
+    precisions = "+".join(table["variant"].unique())
     made_by = provenance(case.weights_source, precisions, name) | flat_versions(tools)
     write_json(reports / name / f"{frames}.json", {**report, **made_by})

@@ -92,7 +92,8 @@ def _constant_manifest(path: Path) -> None:
     names = {old: str(uuid.uuid5(uuid.NAMESPACE_URL, item["path"])).upper() for old, item in entries.items()}
     manifest["itemInfoEntries"] = {names[old]: entries[old] for old in sorted(entries, key=names.__getitem__)}
     manifest["rootModelIdentifier"] = names[manifest["rootModelIdentifier"]]
-    path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    # In the layout in which coremltools writes it again whenever it reads a package.
+    path.write_text(json.dumps(manifest, indent=4, sort_keys=True) + "\n", encoding="utf-8")
 
 
 class Program:
@@ -154,19 +155,21 @@ class Program:
 
 
 def interpret(
-    paths: Mapping[str, Path], recorded: Sequence[Recorded], bucket: Bucket
+    paths: Mapping[str, Path], recorded: Sequence[Recorded], bucket: Bucket, most: int
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Run every utterance through the ops of each package, one package in memory at a time.
+    """Run utterances through the ops of each package, one package in memory at a time.
 
     Args:
         paths: precision to package.
-        recorded: utterances that fit the bucket.
+        recorded: utterances that fit the bucket, shortest first.
         bucket: of the packages.
+        most: so many utterances at most, as interpreting is slow: the longest, and the shortest of the rest.
 
     Returns:
         The rows of :func:`kokoro_npu.parity.evaluate`, one variant a precision, and a flat report: the worst figures,
         what each program is made of, and its extremes, each behind its precision.
     """
+    recorded = [*recorded[: most - 1], recorded[-1]] if most < len(recorded) else recorded
     tables = []
     report: dict[str, Any] = {"frames": bucket.frames, "utterances": len(recorded)}
     for precision, path in paths.items():

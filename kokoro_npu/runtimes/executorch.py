@@ -5,6 +5,7 @@ reference only; inputs go by position; the thread pool is the process's; the QNN
 index does not carry.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,16 @@ def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, *, dele
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.devtools.backend_debug import get_delegation_info
     from executorch.exir import to_edge_transform_and_lower
+    from torch._export.verifier import SpecViolationError  # what executorch raises; it has no class of its own
 
     with torch.no_grad():
         exported = torch.export.export(module, tuple(inputs.values()))
-        edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()] if delegate else None)
+        try:
+            edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()] if delegate else None)
+        except SpecViolationError as error:
+            op = re.search(r"Operator torch\._ops\.(\S+)", str(error))
+            name = op[1] if op else error
+            raise KokoroNpuError(f"ExecuTorch takes no op {name}: write it with ops of Core ATen") from error
         graph = edge.exported_program().graph_module
         summary = get_delegation_info(graph)
         calls = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]

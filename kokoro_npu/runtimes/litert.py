@@ -7,7 +7,7 @@ delegate took shows only after the interpreter has allocated its tensors.
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +82,28 @@ def quantize_weights(source: Path, path: Path) -> None:
 
 
 def _open(path: Path, threads: int) -> Run:
+    run_module = run_all(path, threads)
+
+    def run(inputs: dict[str, Array]) -> Array:
+        (audio,) = run_module(inputs)
+        return audio
+
+    return run
+
+
+def run_all(path: Path, threads: int) -> Callable[[Mapping[str, Array]], list[Array]]:
+    """A file of any module as a function of inputs by name; 64-bit integers go in as the 32-bit ones of the file."""
+    require(EXTRA)
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(str(path), num_threads=threads)
     interpreter.allocate_tensors()
     runner = interpreter.get_signature_runner()
+    types = {name: details["dtype"] for name, details in runner.get_input_details().items()}
 
-    def run(inputs: dict[str, Array]) -> Array:
-        (audio,) = runner(**inputs).values()
-        return audio
+    def run(inputs: Mapping[str, Array]) -> list[Array]:
+        outputs = runner(**{name: value.astype(types[name]) for name, value in inputs.items()})
+        return [outputs[f"output_{place}"] for place in range(len(outputs))]
 
     return run
 

@@ -243,6 +243,9 @@ _OPS: dict[str, Callable[..., Any]] = {
     "instance_norm": lambda x, epsilon, gamma=None, beta=None: F.instance_norm(
         x, weight=gamma, bias=beta, eps=float(epsilon)
     ),
+    "batch_norm": lambda x, mean, variance, epsilon, gamma=None, beta=None: F.batch_norm(
+        x, mean, variance, gamma, beta, eps=float(epsilon)
+    ),
     "reduce_mean": lambda x, axes, keep_dims=False: x.mean(dim=_ints(axes), keepdim=bool(keep_dims)),
     "reshape": lambda x, shape: x.reshape(_ints(shape)),
     "transpose": lambda x, perm: x.permute(_ints(perm)),

@@ -41,7 +41,8 @@ _SEED_2 = {
 def collect(reports: Path, frames: Sequence[int]) -> pd.DataFrame:
     """The table over the runtimes' reports.
 
-    ONNX Runtime stands beside them as it was measured in LiteRT's run, against which 1 is its time.
+    ONNX Runtime stands beside them with its SNR from the stage parity-eval and its memory from LiteRT's run; its time
+    is 1 by definition.
 
     Args:
         reports: directory of the reports.
@@ -59,15 +60,25 @@ def collect(reports: Path, frames: Sequence[int]) -> pd.DataFrame:
             report = _read(reports / runtime / f"{size}.json", runtime, size)
             precisions = report["precision"].split("+")
             if runtime == MEASURED[0]:
-                ours = _row("onnxruntime", size, "fp32", report, REFERENCE)
-                rows.append(ours | {"time_ratio": 1.0})
+                parity = _read(reports / "parity" / f"{size}.json", "parity-eval", size)
+                rows.append(
+                    {
+                        "runtime": "onnxruntime",
+                        "frames": size,
+                        "precision": "fp32",
+                        "snr_db_min": parity["fp32_snr_db_min"],
+                        "time_ratio": 1.0,
+                        "memory_bytes": report[f"{REFERENCE}_memory_bytes"],
+                    }
+                )
             rows += [_row(runtime, size, precision, report, precision) for precision in precisions]
     return pd.DataFrame([*rows, _SEED_2], columns=["runtime", "frames", "precision", *_COLUMNS])
 
 
 def _read(path: Path, runtime: str, frames: int) -> dict[str, Any]:
     if not path.is_file():
-        raise KokoroNpuError(f"{path} does not exist: run dvc repro pipelines/{runtime}/dvc.yaml (bucket {frames})")
+        command = f"pipelines/{runtime}/dvc.yaml" if runtime in MEASURED else runtime
+        raise KokoroNpuError(f"{path} does not exist: run dvc repro {command} (bucket {frames})")
     report: dict[str, Any] = read_json(path)
     return report
 
