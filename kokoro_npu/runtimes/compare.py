@@ -58,8 +58,8 @@ def compare(
 
     Returns:
         The rows of :func:`kokoro_npu.parity.evaluate`, one variant a precision; and a flat report with the worst
-        figures of each (``<precision>_snr_db_min`` …), ``…_nan_samples``, ``…_memory_bytes`` and ``…_time_ratio``, median time
-        over ONNX Runtime's in the same run; of ONNX Runtime (``onnx_…``), the memory alone.
+        figures of each (``<precision>_snr_db_min`` …), ``…_nan_samples``, ``…_memory_bytes`` and ``…_time_ratio``,
+        median time over ONNX Runtime's in the same run; of ONNX Runtime (``onnx_…``), the memory alone.
     """
     inputs = [pad_to_bucket(item.features, bucket) for item in recorded]
     tables: list[pd.DataFrame] = []

@@ -7,7 +7,7 @@ delegate took shows only after the interpreter has allocated its tensors.
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,18 +119,33 @@ def inspect(path: Path) -> dict[str, Any]:
         ``bytes``, ``ops``, ``op_kinds``, ``ops_accelerated`` and ``partitions`` (delegated pieces).
     """
     require(EXTRA)
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+    from ai_edge_litert.interpreter import Interpreter
 
-    plain = Interpreter(str(path), experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
-    names = [op["op_name"] for op in plain._get_ops_details()]
-    delegated = Interpreter(str(path), num_threads=1)
-    delegated.allocate_tensors()
-    after = [op["op_name"] for op in delegated._get_ops_details()]
-    partitions = after.count(_DELEGATE)
+    interpreter = Interpreter(str(path), num_threads=1)
+    interpreter.allocate_tensors()
+    # All of the file's ops, also those that a delegate replaces, and the delegates' own behind them.
+    nodes = interpreter._get_ops_details()
+    ops = [node for node in nodes if node["op_name"] != _DELEGATE]
+    delegates = [node for node in nodes if node["op_name"] == _DELEGATE]
     return {
         "bytes": path.stat().st_size,
-        "ops": len(names),
-        "op_kinds": kinds(names),
-        "ops_accelerated": len(names) - (len(after) - partitions),
-        "partitions": partitions,
+        "ops": len(ops),
+        "op_kinds": kinds(op["op_name"] for op in ops),
+        "ops_accelerated": sum(len(_behind(delegate, ops)) for delegate in delegates),
+        "partitions": len(delegates),
     }
+
+
+def _behind(delegate: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Indices of the ops that a delegate replaces: those between its inputs and its outputs."""
+    producers = {int(tensor): op for op in ops for tensor in op["outputs"]}
+    given = {int(tensor) for tensor in delegate["inputs"]}
+    todo = [int(tensor) for tensor in delegate["outputs"]]
+    found: set[int] = set()
+    while todo:
+        tensor = todo.pop()
+        if tensor in given or tensor not in producers or producers[tensor]["index"] in found:
+            continue
+        found.add(producers[tensor]["index"])
+        todo += [int(source) for source in producers[tensor]["inputs"]]
+    return found
