@@ -120,13 +120,14 @@ RULES: dict[str, Any] = {
         "threads": _integer(1),
         "runs": _integer(1),
         "interpreted": _integer(1),
-        "litert_tokens": _integer(3, 512),
+        "litert_parts": {"tokens": _integer(3, 512), "frames": _integer(_FEWEST_FRAMES)},
         "gates": {
             "litert": {
                 "fp32_snr_db_min": _number(-200, 200),
                 "fp32_magspec_corr_min": _number(-1, 1),
                 "int8_snr_db_min": _number(-200, 200),
             },
+            "litert_parts": {"fp32_snr_db_min": _number(-200, 200), "int8_snr_db_min": _number(-200, 200)},
             "executorch": {"fp32_snr_db_min": _number(-200, 200)},
             "coreml": {"fp32_snr_db_min": _number(-200, 200), "fp16_snr_db_min": _number(-200, 200)},
         },

@@ -5,7 +5,7 @@ multiplies errors: a duration that differs by a frame moves all that follows, an
 sum of F0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,11 @@ from kokoro_npu.runtimes import litert
 from kokoro_npu.runtimes.static_parts import StaticDuration, StaticProsody
 
 PARTS = ("duration", "prosody")
+
+
+def paths(directory: Path, precision: str) -> dict[str, Path]:
+    """Part to its file of one precision."""
+    return {part: directory / f"kokoro_{part}_{precision}.tflite" for part in PARTS}
 
 
 def convert(model: KModel, tokens: int, bucket: Bucket, paths: dict[str, Path]) -> None:
@@ -105,3 +110,25 @@ def _prosody_inputs(aligned: Array, style: Array, bucket: Bucket) -> dict[str, A
         "frame_mask": np.pad(np.ones((1, 1, frames), np.float32), ((0, 0), (0, 0), (0, room))),
         "frame_ratio": frame_ratio(frames, bucket),
     }
+
+
+def check_gates(report: Mapping[str, Any], gates: Mapping[str, float]) -> None:
+    """Require of the report that each figure behind ``<precision>_`` and ending in ``_snr_db_min`` reaches its floor.
+
+    Args:
+        report: figures of :func:`judge` behind their precision.
+        gates: ``<precision>_snr_db_min`` to the floor of all outputs of that precision, in dB.
+
+    Raises:
+        KokoroNpuError: the output that misses its floor by most.
+    """
+    for gate, floor in gates.items():
+        precision = gate.partition("_")[0]
+        found = {
+            name: value
+            for name, value in report.items()
+            if name.startswith(f"{precision}_") and name.endswith("_snr_db_min")
+        }
+        worst = min(found, key=found.__getitem__)
+        if not found[worst] >= floor:
+            raise KokoroNpuError(f"export-litert-parts: {worst} is {found[worst]:.4g} dB, below {floor:g}")

@@ -1,8 +1,8 @@
 """The duration and prosody models at fixed sizes, for runtimes that take neither dynamic axes nor a packed LSTM.
 
 They compute what :mod:`kokoro_npu.duration` and :mod:`kokoro_npu.prosody` compute, at any right-padding. An LSTM is
-unrolled step by step; its state is zeroed on padding, so that the backward direction starts at the last real step. The
-source (running phase, atan2) stays on the host.
+unrolled step by step; its gates are closed on padding, so that the backward direction starts at the last real step.
+The source (running phase, atan2) stays on the host.
 """
 
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from kokoro_npu.decoder import MaskedStyleBlock, Rate
 from kokoro_npu.duration import DurationModel
 from kokoro_npu.geometry import DECODE_RATE, FRAME_RATIOS, PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
+
+_CLOSED = -1e4
+"""Added to the gates of padded steps: their sigmoids are exactly zero then, and with them the state."""
 
 
 class UnrolledLSTM(nn.Module):
@@ -36,23 +39,24 @@ class UnrolledLSTM(nn.Module):
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
         """X [1, S, C] and ``real`` [1, S, 1], 1 on real steps and 0 on padding, to [1, S, 2 H], zero on padding."""
+        closed = (1 - real) * _CLOSED
         steps = x.shape[1]
         directions = [
-            self._run(x, real, self.inputs[0], self.states[0], range(steps)),
-            self._run(x, real, self.inputs[1], self.states[1], range(steps - 1, -1, -1)),
+            self._run(self.inputs[0](x) + closed, self.states[0], range(steps)),
+            self._run(self.inputs[1](x) + closed, self.states[1], range(steps - 1, -1, -1)),
         ]
         return torch.cat(directions, dim=2)
 
-    def _run(self, x: Tensor, real: Tensor, of_input: nn.Module, of_state: nn.Module, order: range) -> Tensor:
-        projected = of_input(x)[0].split(1)
-        keep = real[0].split(1)
+    def _run(self, projected: Tensor, of_state: nn.Module, order: range) -> Tensor:
+        """One direction over the gates' shares of the input, [1, S, 4 H]."""
+        given = projected[0].split(1)
         hidden = cell = torch.zeros(1, self.size)
         outputs: list[Tensor] = [hidden] * len(order)
         for step in order:
-            gates = projected[step] + of_state(hidden)
+            gates = given[step] + of_state(hidden)
             enter, forget, candidate, leave = gates.split(self.size, dim=1)  # torch's order: i, f, g, o
-            cell = (torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(candidate)) * keep[step]
-            hidden = torch.sigmoid(leave) * torch.tanh(cell) * keep[step]
+            cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(candidate)
+            hidden = torch.sigmoid(leave) * torch.tanh(cell)
             outputs[step] = hidden
         return torch.cat(outputs)[None]
 
