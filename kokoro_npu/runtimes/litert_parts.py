@@ -40,9 +40,9 @@ def convert(model: KModel, tokens: int, bucket: Bucket, paths: dict[str, Path]) 
         bucket: static size of the prosody model.
         paths: part to file.
     """
-    modules = {"duration": StaticDuration(model, tokens), "prosody": StaticProsody(model, bucket)}
-    for part, module in modules.items():
-        litert.convert(module, module.example, paths[part])
+    duration, prosody = StaticDuration(model, tokens), StaticProsody(model, bucket)
+    litert.convert(duration, duration.example, paths["duration"])
+    litert.convert(prosody, prosody.example, paths["prosody"])
 
 
 @torch.inference_mode()

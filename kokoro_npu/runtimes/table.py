@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from kokoro_npu.errors import KokoroNpuError
@@ -104,7 +105,7 @@ def summarize(table: pd.DataFrame) -> dict[str, Any]:
         report[f"{runtime}_{precision}_snr_db_min"] = round(float(rows["snr_db_min"].min()), 3)
     timed = measured.dropna(subset=["time_ratio"]).copy()
     for (runtime, precision), rows in timed.groupby(["runtime", "precision"]):
-        report[f"{runtime}_{precision}_time_ratio"] = round(float(rows["time_ratio"].prod() ** (1 / len(rows))), 3)
+        report[f"{runtime}_{precision}_time_ratio"] = round(float(np.exp(np.log(rows["time_ratio"]).mean())), 3)
     ratios = {name: value for name, value in report.items() if name.endswith("_time_ratio")}
     report["fastest"] = min(ratios, key=ratios.__getitem__).removesuffix("_time_ratio")
     return report
