@@ -64,7 +64,7 @@ class DurationModel(nn.Module):
         hidden = self.bert_encoder(self.bert.encoder(embedded, blocked).last_hidden_state)
 
         prosody_features = self._encode_prosody(hidden, style, real, token_length)
-        states = _lstm(self.duration_lstm, prosody_features, token_length)
+        states = self._lstm(self.duration_lstm, prosody_features, token_length)
         frames = torch.sigmoid(self.duration_proj(states)).sum(dim=2) / speed
         durations = (torch.round(frames).clamp(min=1) * real).to(torch.int32)
         return durations, self._encode_text(tokens, real, token_length), ref_style, prosody_features, style
@@ -76,7 +76,7 @@ class DurationModel(nn.Module):
         x = torch.cat([x, styles], dim=2) * keep
         blocks = self.prosody_encoder.lstms
         for lstm, norm in zip(blocks[::2], blocks[1::2], strict=True):
-            x = norm(_lstm(lstm, x, length), style)
+            x = norm(self._lstm(lstm, x, length), style)
             x = torch.cat([x, styles], dim=2) * keep
         return x
 
@@ -86,14 +86,13 @@ class DurationModel(nn.Module):
         x = self.text_encoder.embedding(tokens).transpose(1, 2) * keep
         for layer in self.text_encoder.cnn:
             x = layer(x) * keep
-        return _lstm(self.text_encoder.lstm, x.transpose(1, 2), length) * real[:, :, None]
+        return self._lstm(self.text_encoder.lstm, x.transpose(1, 2), length) * real[:, :, None]
 
-
-def _lstm(lstm: nn.LSTM, x: Tensor, length: Tensor) -> Tensor:
-    """Run an LSTM over the first ``length`` of [1, S, C]; the exporter makes of the packing its sequence lengths."""
-    packed = nn.utils.rnn.pack_padded_sequence(x, length, batch_first=True)
-    output, _ = lstm(packed)
-    unpacked, _ = nn.utils.rnn.pad_packed_sequence(output, batch_first=True)
-    if torch.jit.is_tracing():  # type: ignore[attr-defined]  # public, documented, not in __all__
-        return unpacked  # in ONNX the sequence keeps its padded length
-    return F.pad(unpacked, (0, 0, 0, x.shape[1] - unpacked.shape[1]))
+    def _lstm(self, lstm: nn.LSTM, x: Tensor, length: Tensor) -> Tensor:
+        """Run an LSTM over the first ``length`` of [1, S, C]; the exporter turns the packing into sequence lengths."""
+        packed = nn.utils.rnn.pack_padded_sequence(x, length, batch_first=True)
+        output, _ = lstm(packed)
+        unpacked, _ = nn.utils.rnn.pad_packed_sequence(output, batch_first=True)
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]  # public, documented, not in __all__
+            return unpacked  # in ONNX the sequence keeps its padded length
+        return F.pad(unpacked, (0, 0, 0, x.shape[1] - unpacked.shape[1]))

@@ -129,6 +129,7 @@ RULES: dict[str, Any] = {
             "rounding": _one_of("nearest", "gptq"),
         },
         "pins": _TEXT,
+    },
     "op_numerics": {
         "max_seconds": _number(0),
         "gates": {"fp16_snr_db_min": _number(-200, 200), "quantized_snr_db_min": _number(-200, 200)},
@@ -152,6 +153,22 @@ RULES: dict[str, Any] = {
         "fp32_snr_db_min": _number(-200, 200),
         "timed_text": _TEXT,
         "runs": _integer(1),
+    },
+    "runtimes": {
+        "threads": _integer(1),
+        "runs": _integer(1),
+        "interpreted": _integer(1),
+        "litert_parts": {"tokens": _integer(3, 512), "frames": _integer(_FEWEST_FRAMES)},
+        "gates": {
+            "litert": {
+                "fp32_snr_db_min": _number(-200, 200),
+                "fp32_magspec_corr_min": _number(-1, 1),
+                "int8_snr_db_min": _number(-200, 200),
+            },
+            "litert_parts": {"fp32_snr_db_min": _number(-200, 200), "int8_snr_db_min": _number(-200, 200)},
+            "executorch": {"fp32_snr_db_min": _number(-200, 200)},
+            "coreml": {"fp32_snr_db_min": _number(-200, 200), "fp16_snr_db_min": _number(-200, 200)},
+        },
     },
     "aihub": {
         "target_runtime": _one_of("qnn_context_binary", "precompiled_qnn_onnx"),

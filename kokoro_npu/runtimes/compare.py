@@ -1,0 +1,158 @@
+"""One decoder on one runtime against the unpadded PyTorch model, and beside ONNX Runtime in the same run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from kokoro import KModel
+from torch import Tensor
+
+from kokoro_npu.corpus import EVALUATION
+from kokoro_npu.decoder import StaticDecoder
+from kokoro_npu.features import Recorded, load_recorded
+from kokoro_npu.files import atomic, write_json
+from kokoro_npu.geometry import Bucket
+from kokoro_npu.parity import Variant, evaluate, fitting
+from kokoro_npu.runtime import pad_to_bucket
+from kokoro_npu.runtimes.measure import ONNXRUNTIME, Backend, Engine, take_turns
+from kokoro_npu.versions import flat_versions, provenance
+from kokoro_npu.weights import load_kmodel, source_label
+
+REFERENCE = "onnx"
+"""Prefix of ONNX Runtime's own figures."""
+
+_FIGURES = {"snr_db": "min", "waveform_corr": "min", "magspec_corr": "min", "logmel_mae": "max"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    Attributes:
+        threads: of each runtime.
+        runs: timed runs of each runtime.
+    """
+
+    threads: int
+    runs: int
+
+
+def compare(
+    candidates: Mapping[str, tuple[Backend, Path]],
+    onnx: Path,
+    recorded: Sequence[Recorded],
+    bucket: Bucket,
+    settings: Settings,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Run every utterance on each candidate and on ONNX Runtime CPU; no more than those two are in memory at a time.
+
+    Args:
+        candidates: precision to what runs it.
+        onnx: the float decoder.
+        recorded: utterances that fit the bucket.
+        bucket: of all decoders.
+        settings: threads and runs.
+
+    Returns:
+        The rows of :func:`kokoro_npu.parity.evaluate`, one variant a precision; and a flat report with the worst
+        figures of each (``<precision>_snr_db_min`` …), ``…_nan_samples``, ``…_memory_bytes`` and ``…_time_ratio``,
+        median time over ONNX Runtime's in the same run; of ONNX Runtime (``onnx_…``), the memory alone.
+    """
+    inputs = [pad_to_bucket(item.features, bucket) for item in recorded]
+    tables: list[pd.DataFrame] = []
+    report: dict[str, Any] = {"frames": bucket.frames, "utterances": len(recorded), "threads": settings.threads}
+    for precision, (backend, path) in candidates.items():
+        with Engine(ONNXRUNTIME, onnx, settings.threads) as base, Engine(backend, path, settings.threads) as engine:
+            tables.append(judge({precision: engine}, recorded, bucket))
+            base(inputs[0])  # both are warm
+            engines = {REFERENCE: base, precision: engine}
+            seconds = take_turns(engines, inputs, settings.runs)
+            report[f"{precision}_time_ratio"] = round(seconds[precision] / seconds[REFERENCE], 3)
+            report[f"{precision}_nan_samples"] = engine.nan_samples
+            report |= {f"{name}_memory_bytes": one.memory_bytes() for name, one in engines.items()}
+    table = pd.concat(tables, ignore_index=True)
+    return table, report | worst_figures(table)
+
+
+def judge(variants: Mapping[str, Variant], recorded: Sequence[Recorded], bucket: Bucket) -> pd.DataFrame:
+    """:func:`kokoro_npu.parity.evaluate` of variants that may all be in memory."""
+    return evaluate(recorded, bucket, iter(variants.items()))
+
+
+def worst_figures(table: pd.DataFrame) -> dict[str, float]:
+    """The worst figure of each variant over its utterances, flat: ``<variant>_snr_db_min`` and so on."""
+    figures = {}
+    for variant, rows in table.groupby("variant"):
+        for column, how in _FIGURES.items():
+            figures[f"{variant}_{column}_{how}"] = round(float(rows[column].agg(how)), 6)
+    return figures
+
+
+def prefixed(prefix: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """``figures`` with their keys behind ``<prefix>_``."""
+    return {f"{prefix}_{name}": value for name, value in figures.items()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One bucket's decoder and what it is judged on, as every runtime's stage needs it.
+
+    Attributes:
+        bucket: the static size.
+        model: upstream's model.
+        module: its static decoder.
+        onnx: the float decoder for ONNX Runtime.
+        recorded: the evaluation utterances that fit.
+        weights_source: label of the weights.
+    """
+
+    bucket: Bucket
+    model: KModel
+    module: StaticDecoder
+    onnx: Path
+    recorded: list[Recorded]
+    weights_source: str
+
+    @classmethod
+    def load(cls, frames: int, weights: Path, features: Path, decoders: Path) -> "Case":
+        """Load the case of one bucket from the directories of the default pipeline."""
+        bucket, model = Bucket(frames), load_kmodel(weights)
+        recorded = fitting(list(load_recorded(features, EVALUATION)), bucket, model)
+        onnx = decoders / f"kokoro_decoder_{frames}.onnx"
+        return cls(bucket, model, StaticDecoder(model.decoder, bucket), onnx, recorded, source_label(weights))
+
+    @property
+    def example(self) -> dict[str, Tensor]:
+        """Inputs of the decoder's shapes, by name."""
+        return {name: torch.zeros(shape) for name, shape in self.bucket.input_shapes.items()}
+
+
+def save(
+    name: str,
+    tools: Sequence[str],
+    case: Case,
+    table: pd.DataFrame,
+    report: Mapping[str, Any],
+    out: Path = Path("artifacts"),
+    reports: Path = Path("reports"),
+) -> None:
+    """Write ``<out>/<name>/<frames>.csv``, utterance by utterance, and the flat ``<reports>/<name>/<frames>.json``.
+
+    Args:
+        name: of the runtime.
+        tools: distributions whose versions the report states beside the usual ones.
+        case: what was judged.
+        table: of :func:`compare` or :func:`judge`.
+        report: its figures.
+        out: directory of the artifacts.
+        reports: directory of the reports.
+    """
+    frames = case.bucket.frames
+    with atomic(out / name / f"{frames}.csv") as tmp:
+        table.to_csv(tmp, index=False, float_format="%.6g")
+    precisions = "+".join(table["variant"].unique())
+    made_by = provenance(case.weights_source, precisions, name) | flat_versions(tools)
+    write_json(reports / name / f"{frames}.json", {**report, **made_by})

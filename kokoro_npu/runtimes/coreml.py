@@ -1,0 +1,180 @@
+"""CoreML: torch modules to ML programs, and what such a program computes.
+
+Quirks, all kept here: CoreML predicts only on macOS, so its programs are run by :mod:`kokoro_npu.runtimes.mil` from the
+saved package; a package's manifest and metadata hold random identifiers and the date, which are made constant; an op
+is named in the middle of coremltools' message; inputs and outputs keep float32, and the program casts them itself.
+"""
+
+import json
+import os
+import re
+import shutil
+import uuid
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.features import Recorded
+from kokoro_npu.geometry import Bucket
+from kokoro_npu.runtime import Array
+from kokoro_npu.runtimes.compare import judge, prefixed, worst_figures
+from kokoro_npu.runtimes.extras import require
+from kokoro_npu.runtimes.measure import kinds
+from kokoro_npu.runtimes.mil import FP16_MAX, Interpreter, variables
+
+EXTRA = "coreml"
+TOOLS = ("coremltools",)
+
+PRECISIONS = ("fp32", "fp16")
+
+NEURAL_ENGINE_WIDTH = 16_384
+"""The longest dimension that Apple's Neural Engine is reported to take (public reports; Apple documents none)."""
+
+_DATE = "com.github.apple.coremltools.conversion_date"
+
+
+def convert(
+    module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str], path: Path, precision: str
+) -> None:
+    """Convert a module to an ML program for iOS 17 or macOS 14, static in every dimension.
+
+    Args:
+        module: in eval mode.
+        inputs: example inputs by name, in the order of ``forward``.
+        outputs: names of what it returns.
+        path: the ``.mlpackage`` to write, a directory; one that is there is replaced.
+        precision: ``fp32`` or ``fp16``, of the program's weights and arithmetic.
+
+    Raises:
+        KokoroNpuError: the extra is missing, or CoreML has no form of an op (named).
+    """
+    require(EXTRA)
+    import coremltools as ct
+
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # coremltools' remarks on versions of numpy and torch
+        traced = torch.jit.trace(module, tuple(inputs.values()), check_trace=False)
+        try:
+            model = ct.convert(
+                traced,
+                convert_to="mlprogram",
+                inputs=[ct.TensorType(name=name, shape=tuple(value.shape)) for name, value in inputs.items()],
+                outputs=[ct.TensorType(name=name) for name in outputs],
+                minimum_deployment_target=ct.target.iOS17,
+                compute_precision=ct.precision.FLOAT16 if precision == "fp16" else ct.precision.FLOAT32,
+                skip_model_load=True,
+            )
+        except NotImplementedError as error:
+            op = re.search(r"op '([^']+)'", str(error))
+            raise KokoroNpuError(
+                f"CoreML has no form of the op {op[1] if op else error}: write it otherwise"
+            ) from error
+    del model.user_defined_metadata[_DATE]
+    part = path.with_name(f".{path.stem}.part{path.suffix}")
+    shutil.rmtree(part, ignore_errors=True)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    model.save(str(part))
+    _constant_manifest(part / "Manifest.json")
+    shutil.rmtree(path, ignore_errors=True)
+    os.replace(part, path)
+
+
+def _constant_manifest(path: Path) -> None:
+    """Replace the manifest's random identifiers by ones that follow from what they identify."""
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    entries = manifest["itemInfoEntries"]
+    names = {old: str(uuid.uuid5(uuid.NAMESPACE_URL, item["path"])).upper() for old, item in entries.items()}
+    manifest["itemInfoEntries"] = {names[old]: entries[old] for old in sorted(entries, key=names.__getitem__)}
+    manifest["rootModelIdentifier"] = names[manifest["rootModelIdentifier"]]
+    # In the layout in which coremltools writes it again whenever it reads a package.
+    path.write_text(json.dumps(manifest, indent=4, sort_keys=True) + "\n", encoding="utf-8")
+
+
+class Program:
+    """A saved package's program.
+
+    Calling it runs it op by op (see :class:`kokoro_npu.runtimes.mil.Interpreter`): audio [1, 600 T] of the decoder.
+
+    Args:
+        path: the ``.mlpackage``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        require(EXTRA)
+        from coremltools.converters.mil.frontend.milproto.load import load
+        from coremltools.models.utils import load_spec
+
+        spec = load_spec(str(path))
+        weights = path / "Data" / "com.apple.CoreML" / "weights"
+        program = load(spec, specification_version=spec.specificationVersion, file_weights_dir=str(weights))
+        self.path = path
+        self.function: Any = program.functions["main"]
+        self.interpreter = Interpreter(self.function)
+
+    def __call__(self, inputs: dict[str, Array]) -> Array:
+        """Inputs by name to the one output."""
+        (audio,) = self.interpreter(inputs).values()
+        return audio
+
+    def inspect(self) -> dict[str, Any]:
+        """What the program is made of, flat.
+
+        Returns:
+            ``bytes`` of the package, ``ops`` (constants left out), ``op_kinds``, ``dynamic_dims``, ``longest_dim``
+            of any tensor, and ``ops_within_ane_width``: ops all of whose tensors stay within the length that the
+            Neural Engine is reported to take. Where an op really runs, only macOS can tell.
+        """
+        ops = [op for op in self.function.operations if op.op_type != "const"]
+        shapes = {op: [var.shape for var in [*op.outputs, *variables(op)]] for op in ops}
+        longest = {op: max((n for s in shapes[op] for n in s if isinstance(n, int)), default=1) for op in ops}
+        return {
+            "bytes": sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file()),
+            "ops": len(ops),
+            "op_kinds": kinds(op.op_type for op in ops),
+            "dynamic_dims": sum(not isinstance(n, int) for op in ops for shape in shapes[op] for n in shape),
+            "longest_dim": max(longest.values()),
+            "ops_within_ane_width": sum(n <= NEURAL_ENGINE_WIDTH for n in longest.values()),
+        }
+
+    def extremes(self) -> dict[str, Any]:
+        """The largest magnitudes of all runs so far, flat, beside what half precision holds."""
+        found = self.interpreter.extremes
+        return {
+            "largest_output": round(found.output[0], 3),
+            "largest_output_op": found.output[1],
+            "largest_sum": round(found.total, 3),
+            "overflows": found.overflows,
+            "half_precision_max": FP16_MAX,
+        }
+
+
+def interpret(
+    paths: Mapping[str, Path], recorded: Sequence[Recorded], bucket: Bucket, most: int
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Run utterances through the ops of each package, one package in memory at a time.
+
+    Args:
+        paths: precision to package.
+        recorded: utterances that fit the bucket, shortest first.
+        bucket: of the packages.
+        most: so many utterances at most, as interpreting is slow: the longest, and the shortest of the rest.
+
+    Returns:
+        The rows of :func:`kokoro_npu.parity.evaluate`, one variant a precision, and a flat report: the worst figures,
+        what each program is made of, and its extremes, each behind its precision.
+    """
+    recorded = [*recorded[: most - 1], recorded[-1]] if most < len(recorded) else recorded
+    tables = []
+    report: dict[str, Any] = {"frames": bucket.frames, "utterances": len(recorded)}
+    for precision, path in paths.items():
+        program = Program(path)
+        tables.append(judge({precision: program}, recorded, bucket))
+        report |= prefixed(precision, program.inspect() | program.extremes())
+    table = pd.concat(tables, ignore_index=True)
+    return table, report | worst_figures(table)

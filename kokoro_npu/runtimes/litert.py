@@ -1,0 +1,151 @@
+"""LiteRT: torch modules to ``.tflite`` files, their int8 forms, and how they run.
+
+Quirks, all kept here: the converter silently turns a transposed convolution with kernel 3, stride 2 and padding 1 into
+a bilinear resize without its weights (7 dB), so such a module is refused before it is converted; what the XNNPACK
+delegate took shows only after the interpreter has allocated its tensors.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.files import atomic
+from kokoro_npu.runtime import Array
+from kokoro_npu.runtimes.extras import require
+from kokoro_npu.runtimes.measure import Backend, Run, kinds
+
+EXTRA = "litert"
+TOOLS = ("litert-torch", "ai-edge-litert", "ai-edge-quantizer")
+
+_DELEGATE = "DELEGATE"
+
+
+def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> None:
+    """Convert a module to float32 LiteRT.
+
+    Args:
+        module: in eval mode.
+        inputs: example inputs by name, in the order of ``forward``.
+        path: the ``.tflite`` to write.
+
+    Raises:
+        KokoroNpuError: the extra is missing, LiteRT has no form of an op (named), or the module holds the
+            transposed convolution that the converter gets wrong.
+    """
+    _refuse_resized_convolutions(module)
+    require(EXTRA)
+    import litert_torch
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the converter's remarks on its own dependencies
+        try:
+            model = litert_torch.convert(module, sample_kwargs=dict(inputs))
+        except (NotImplementedError, RuntimeError) as error:
+            op = re.search(r"aten[.:]+[\w.]+", str(error))
+            if op is None:
+                raise
+            raise KokoroNpuError(f"LiteRT has no form of the op {op[0]}: write it otherwise") from error
+    with atomic(path) as tmp:
+        model.export(str(tmp))
+
+
+def _refuse_resized_convolutions(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d)):
+            sizes = {*zip(layer.kernel_size, layer.stride, layer.padding, strict=True)}
+            if (3, 2, 1) in sizes:
+                raise KokoroNpuError(
+                    f"LiteRT's converter turns ConvTranspose {name} (kernel 3, stride 2, padding 1) into "
+                    "RESIZE_BILINEAR without its weights: write it as two phases (kokoro_npu.decoder.TwoPhaseUpsample)"
+                )
+
+
+def quantize_weights(source: Path, path: Path) -> None:
+    """Write ``source`` with its weights as 8-bit integers, one scale a channel; the arithmetic stays in float32.
+
+    Raises:
+        KokoroNpuError: the extra is missing.
+    """
+    require(EXTRA)
+    from ai_edge_quantizer import quantizer, recipe
+
+    quantizing = quantizer.Quantizer(str(source))
+    quantizing.load_quantization_recipe(recipe.weight_only_wi8_afp32())
+    with atomic(path) as tmp:
+        quantizing.quantize().export_model(str(tmp), overwrite=True)
+
+
+def _open(path: Path, threads: int) -> Run:
+    run_module = run_all(path, threads)
+
+    def run(inputs: dict[str, Array]) -> Array:
+        (audio,) = run_module(inputs)
+        return audio
+
+    return run
+
+
+def run_all(path: Path, threads: int) -> Callable[[Mapping[str, Array]], list[Array]]:
+    """A file of any module as a function of inputs by name; 64-bit integers go in as the 32-bit ones of the file."""
+    require(EXTRA)
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(path), num_threads=threads)
+    interpreter.allocate_tensors()
+    runner = interpreter.get_signature_runner()
+    types = {name: details["dtype"] for name, details in runner.get_input_details().items()}
+
+    def run(inputs: Mapping[str, Array]) -> list[Array]:
+        outputs = runner(**{name: value.astype(types[name]) for name, value in inputs.items()})
+        return [outputs[f"output_{place}"] for place in range(len(outputs))]
+
+    return run
+
+
+BACKEND = Backend(_open, ("ai_edge_litert.interpreter",))
+"""LiteRT's interpreter with XNNPACK, its default on CPUs."""
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """What a file holds and how much of it XNNPACK takes, flat.
+
+    Returns:
+        ``bytes``, ``ops``, ``op_kinds``, ``ops_accelerated`` and ``partitions`` (delegated pieces).
+    """
+    require(EXTRA)
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(path), num_threads=1)
+    interpreter.allocate_tensors()
+    # All of the file's ops, also those that a delegate replaces, and the delegates' own behind them.
+    nodes = interpreter._get_ops_details()
+    ops = [node for node in nodes if node["op_name"] != _DELEGATE]
+    delegates = [node for node in nodes if node["op_name"] == _DELEGATE]
+    return {
+        "bytes": path.stat().st_size,
+        "ops": len(ops),
+        "op_kinds": kinds(op["op_name"] for op in ops),
+        "ops_accelerated": sum(len(_behind(delegate, ops)) for delegate in delegates),
+        "partitions": len(delegates),
+    }
+
+
+def _behind(delegate: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Indices of the ops that a delegate replaces: those between its inputs and its outputs."""
+    producers = {int(tensor): op for op in ops for tensor in op["outputs"]}
+    given = {int(tensor) for tensor in delegate["inputs"]}
+    todo = [int(tensor) for tensor in delegate["outputs"]]
+    found: set[int] = set()
+    while todo:
+        tensor = todo.pop()
+        if tensor in given or tensor not in producers or producers[tensor]["index"] in found:
+            continue
+        found.add(producers[tensor]["index"])
+        todo += [int(source) for source in producers[tensor]["inputs"]]
+    return found

@@ -1,0 +1,149 @@
+"""A decoder on a runtime, in a process of its own: its audio, its time beside others', its memory."""
+
+import multiprocessing
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import psutil
+from tqdm import tqdm
+
+from kokoro_npu.runtime import Array
+
+# The processes import this module: nothing that takes memory may be imported here.
+
+Run = Callable[[dict[str, Array]], Array]
+"""A decoder: inputs by name to audio [1, 600 T]."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to run a decoder's file.
+
+    Attributes:
+        opener: path and threads to a decoder; a function of a module, because another process calls it.
+        libraries: modules that ``opener`` uses, imported before memory is counted.
+    """
+
+    opener: Callable[[Path, int], Run]
+    libraries: tuple[str, ...]
+
+
+def _open_onnxruntime(path: Path, threads: int) -> Run:
+    from kokoro_npu.sessions import cpu_session
+
+    session = cpu_session(path, threads)
+
+    def run(inputs: dict[str, Array]) -> Array:
+        return session.run(None, inputs)[0]
+
+    return run
+
+
+ONNXRUNTIME = Backend(_open_onnxruntime, ("kokoro_npu.sessions",))
+"""ONNX Runtime CPU, by whose times the others' are divided."""
+
+
+class Engine:
+    """A decoder in its own process, so that its peak memory is its own and its threads die with it.
+
+    Use as a context manager. Calling it runs the decoder; samples that are no numbers are counted in ``nan_samples``.
+
+    Args:
+        backend: what runs the decoder.
+        path: of the decoder.
+        threads: of the runtime.
+
+    Raises:
+        KokoroNpuError: whatever the backend's opener raises.
+    """
+
+    def __init__(self, backend: Backend, path: Path, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context)
+        self._arguments = (backend, path, threads)
+        self.seconds: list[float] = []
+        self.nan_samples = 0
+
+    def __enter__(self) -> "Engine":
+        try:
+            self._pool.submit(_open, *self._arguments).result()
+        except BaseException:
+            self._pool.shutdown()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+
+    def __call__(self, inputs: dict[str, Array]) -> Array:
+        """Run once; the seconds of the run go to ``seconds``."""
+        audio, seconds = self._pool.submit(_run, inputs).result()
+        self.seconds.append(seconds)
+        self.nan_samples += int(np.isnan(audio).sum())
+        return audio
+
+    def memory_bytes(self) -> int:
+        """Peak resident memory since just before the decoder was loaded: what loading and running it took."""
+        return self._pool.submit(_memory).result()
+
+
+def take_turns(engines: Mapping[str, Engine], inputs: Sequence[dict[str, Array]], runs: int) -> dict[str, float]:
+    """Median seconds of a run by engine, over ``runs`` runs of each, which go round the inputs.
+
+    The engines take turns, so that whatever else the machine does slows all of them alike.
+    """
+    before = {name: len(engine.seconds) for name, engine in engines.items()}
+    for run in tqdm(range(runs), desc="take turns", unit="run"):
+        for engine in engines.values():
+            engine(inputs[run % len(inputs)])
+    return {name: median(engine.seconds[before[name] :]) for name, engine in engines.items()}
+
+
+def kinds(names: Iterable[str]) -> str:
+    """How often each kind of op occurs, as one text for a flat report: ``add 3, conv 2``."""
+    return ", ".join(f"{name} {count}" for name, count in sorted(Counter(names).items()))
+
+
+_decoder: Run | None = None
+_rss_before = 0
+
+
+def _open(backend: Backend, path: Path, threads: int) -> None:
+    global _decoder, _rss_before
+    for library in backend.libraries:
+        import_module(library)
+    _rss_before = psutil.Process().memory_info().rss
+    _decoder = backend.opener(path, threads)
+
+
+def _run(inputs: dict[str, Array]) -> tuple[Array, float]:
+    assert _decoder is not None
+    start = time.perf_counter()
+    audio = _decoder(inputs)
+    return audio, time.perf_counter() - start
+
+
+def _memory() -> int:
+    return max(_peak_rss_bytes() - _rss_before, 0)
+
+
+def _peak_rss_bytes() -> int:
+    """Peak of this process. Linux's ru_maxrss would count the parent's peak before the exec as well."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        lines: dict[str, Any] = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,172 @@
+"""The duration and prosody models at fixed sizes, for runtimes that take neither dynamic axes nor a packed LSTM.
+
+They compute what :mod:`kokoro_npu.duration` and :mod:`kokoro_npu.prosody` compute, at any right-padding. An LSTM is
+unrolled step by step; its gates are closed on padding, so that the backward direction starts at the last real step.
+The source (running phase, atan2) stays on the host.
+"""
+
+import torch
+from kokoro import KModel
+from torch import Tensor, nn
+
+from kokoro_npu.decoder import MaskedStyleBlock, Rate
+from kokoro_npu.duration import DurationModel
+from kokoro_npu.geometry import DECODE_RATE, FRAME_RATIOS, PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
+
+_CLOSED = -1e4
+"""Added to the gates of padded steps: their sigmoids are exactly zero then, and with them the state."""
+
+
+class UnrolledLSTM(nn.Module):
+    """One bidirectional layer over a fixed number of steps.
+
+    Args:
+        lstm: its weights; one layer, bidirectional, batch first.
+    """
+
+    def __init__(self, lstm: nn.LSTM) -> None:
+        super().__init__()
+        assert lstm.num_layers == 1
+        assert lstm.bidirectional
+        self.inputs = nn.ModuleList()
+        self.states = nn.ModuleList()
+        for suffix in ("", "_reverse"):
+            of_input, of_state = (getattr(lstm, f"weight_{kind}_l0{suffix}").detach() for kind in ("ih", "hh"))
+            bias = sum(getattr(lstm, f"bias_{kind}_l0{suffix}").detach() for kind in ("ih", "hh"))
+            self.inputs.append(_linear(of_input, bias))
+            self.states.append(_linear(of_state, None))
+        self.size = lstm.hidden_size
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        """X [1, S, C] and ``real`` [1, S, 1], 1 on real steps and 0 on padding, to [1, S, 2 H], zero on padding."""
+        closed = (1 - real) * _CLOSED
+        steps = x.shape[1]
+        directions = [
+            self._run(self.inputs[0](x) + closed, self.states[0], range(steps)),
+            self._run(self.inputs[1](x) + closed, self.states[1], range(steps - 1, -1, -1)),
+        ]
+        return torch.cat(directions, dim=2)
+
+    def _run(self, projected: Tensor, of_state: nn.Module, order: range) -> Tensor:
+        """One direction over the gates' shares of the input, [1, S, 4 H]."""
+        given = projected[0].split(1)
+        hidden = cell = torch.zeros(1, self.size)
+        outputs: list[Tensor] = [hidden] * len(order)
+        for step in order:
+            gates = given[step] + of_state(hidden)
+            enter, forget, candidate, leave = gates.split(self.size, dim=1)  # torch's order: i, f, g, o
+            cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(candidate)
+            hidden = torch.sigmoid(leave) * torch.tanh(cell)
+            outputs[step] = hidden
+        return torch.cat(outputs)[None]
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight.data = weight.clone()
+    if bias is not None:
+        layer.bias.data = bias.clone()
+    return layer
+
+
+class StaticDuration(DurationModel):
+    """:class:`kokoro_npu.duration.DurationModel` for a fixed number of tokens, padded on the right.
+
+    Args:
+        model: upstream's model, weight norm removed, with eager attention.
+        tokens: S.
+    """
+
+    def __init__(self, model: KModel, tokens: int) -> None:
+        super().__init__(model)
+        self.unrolled = nn.ModuleDict()
+        self._names: dict[int, str] = {}
+        for lstm in [module for module in self.modules() if isinstance(module, nn.LSTM)]:
+            name = str(len(self._names))
+            self._names[id(lstm)] = name
+            self.unrolled[name] = UnrolledLSTM(lstm)
+        self.tokens = tokens
+        self.requires_grad_(False)
+        self.eval()
+
+    @property
+    def example(self) -> dict[str, Tensor]:
+        """Inputs of the right shapes, by name."""
+        return {
+            "tokens": torch.zeros(1, self.tokens, dtype=torch.int64),
+            "token_length": torch.full((1,), self.tokens, dtype=torch.int64),
+            "voice_embedding": torch.zeros(1, VOICE_DIM),
+            "speed": torch.ones(1),
+        }
+
+    def _lstm(self, lstm: nn.LSTM, x: Tensor, length: Tensor) -> Tensor:
+        real = (torch.arange(self.tokens) < length).to(torch.float32)[None, :, None]
+        return self.unrolled[self._names[id(lstm)]](x, real)
+
+
+class StaticProsody(nn.Module):
+    """Upstream's F0 and energy predictor for a fixed number of frames, padded on the right; the source is not in it.
+
+    Args:
+        model: upstream's model, weight norm removed.
+        bucket: the static size.
+    """
+
+    def __init__(self, model: KModel, bucket: Bucket) -> None:
+        super().__init__()
+        predictor = model.predictor
+        self.shared = UnrolledLSTM(predictor.shared)
+        self.f0 = nn.ModuleList(_blocks(predictor.F0, bucket))
+        self.energy = nn.ModuleList(_blocks(predictor.N, bucket))
+        self.f0_proj, self.energy_proj = predictor.F0_proj, predictor.N_proj
+        self.bucket = bucket
+        self.requires_grad_(False)
+        self.eval()
+
+    @property
+    def example(self) -> dict[str, Tensor]:
+        """Inputs of the right shapes, by name."""
+        frames = self.bucket.frames
+        return {
+            "aligned_prosody": torch.zeros(1, PROSODY_DIM, frames),
+            "prosody_style": torch.zeros(1, STYLE_DIM),
+            "frame_mask": torch.zeros(1, 1, frames),
+            "frame_ratio": torch.ones(1, FRAME_RATIOS),
+        }
+
+    def forward(
+        self, aligned_prosody: Tensor, prosody_style: Tensor, frame_mask: Tensor, frame_ratio: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Predict F0 and energy; shapes as in :attr:`example`.
+
+        Returns:
+            F0 in Hz and energy, each [1, 1, 2 T] and zero on padding.
+        """
+        states = self.shared(aligned_prosody.transpose(1, 2), frame_mask.transpose(1, 2))
+        features = states.transpose(1, 2)[:, :, None]
+        style = prosody_style[:, :, None, None]
+        ratio, root, inverse = (frame_ratio[:, i : i + 1].reshape(1, 1, 1, 1) for i in range(3))
+        frames = self.bucket.frames
+        mask = frame_mask[:, :, None]
+        steps = mask.reshape(1, 1, frames, 1).expand(1, 1, frames, DECODE_RATE).reshape(1, 1, 1, DECODE_RATE * frames)
+        rates = [Rate(m, m * root, ratio, inverse) for m in (mask, steps)]
+        results = []
+        for blocks, projection in ((self.f0, self.f0_proj), (self.energy, self.energy_proj)):
+            x, rate = features, rates[0]
+            for block in blocks:
+                assert isinstance(block, MaskedStyleBlock)
+                out_rate = rate if block.pool is None else rates[1]
+                x = block(x, style, rate, out_rate)
+                rate = out_rate
+            results.append(projection(x[:, :, 0]) * steps[:, :, 0])
+        return results[0], results[1]
+
+
+def _blocks(blocks: nn.ModuleList, bucket: Bucket) -> list[MaskedStyleBlock]:
+    """The masked forms of a chain of blocks that doubles the rate once."""
+    masked: list[MaskedStyleBlock] = []
+    width = bucket.frames
+    for block in blocks:
+        masked.append(MaskedStyleBlock(block, width))
+        width *= 1 if masked[-1].pool is None else DECODE_RATE
+    return masked

@@ -1,0 +1,142 @@
+"""One table of what each runtime makes of the decoder: bucket by bucket and precision by precision."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.files import read_json
+from kokoro_npu.runtimes.compare import REFERENCE
+
+MEASURED = ("litert", "executorch", "coreml")
+"""Runtimes in the order of the table; each has reports ``<reports>/<runtime>/<frames>.json``."""
+
+_COLUMNS = (
+    "bytes",
+    "snr_db_min",
+    "waveform_corr_min",
+    "magspec_corr_min",
+    "logmel_mae_max",
+    "nan_samples",
+    "time_ratio",
+    "memory_bytes",
+    "ops",
+    "ops_accelerated",
+    "partitions",
+)
+
+# Seed 2's model card: three float32 files for 512 frames; nothing else is published.
+_SEED_2 = {
+    "runtime": "litert (seed 2, published)",
+    "frames": 512,
+    "precision": "fp32",
+    "bytes": 236_000_000,
+    "waveform_corr_min": 0.98,
+    "magspec_corr_min": 0.9994,
+}
+
+
+def collect(reports: Path, frames: Sequence[int]) -> pd.DataFrame:
+    """The table over the runtimes' reports.
+
+    ONNX Runtime stands beside them with its SNR from the stage parity-eval and its memory from LiteRT's run; its time
+    is 1 by definition.
+
+    Args:
+        reports: directory of the reports.
+        frames: the build's buckets.
+
+    Returns:
+        One row a runtime, bucket and precision; what a runtime cannot tell is empty.
+
+    Raises:
+        KokoroNpuError: a report is missing (the line names its stage), or lacks a precision that others have.
+    """
+    rows: list[dict[str, Any]] = []
+    for size in frames:
+        for runtime in MEASURED:
+            report = _read(reports / runtime / f"{size}.json", runtime, size)
+            precisions = report["precision"].split("+")
+            if runtime == MEASURED[0]:
+                parity = _read(reports / "parity" / f"{size}.json", "parity-eval", size)
+                rows.append(
+                    {
+                        "runtime": "onnxruntime",
+                        "frames": size,
+                        "precision": "fp32",
+                        "snr_db_min": parity["fp32_snr_db_min"],
+                        "time_ratio": 1.0,
+                        "memory_bytes": report[f"{REFERENCE}_memory_bytes"],
+                    }
+                )
+            rows += [_row(runtime, size, precision, report, precision) for precision in precisions]
+    return pd.DataFrame([*rows, _SEED_2], columns=["runtime", "frames", "precision", *_COLUMNS])
+
+
+def _read(path: Path, runtime: str, frames: int) -> dict[str, Any]:
+    if not path.is_file():
+        command = f"pipelines/{runtime}/dvc.yaml" if runtime in MEASURED else runtime
+        raise KokoroNpuError(f"{path} does not exist: run dvc repro {command} (bucket {frames})")
+    report: dict[str, Any] = read_json(path)
+    return report
+
+
+def _row(runtime: str, frames: int, precision: str, report: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    values = {column: report.get(f"{prefix}_{column}") for column in _COLUMNS}
+    if values["snr_db_min"] is None:
+        raise KokoroNpuError(
+            f"the report of {runtime} at {frames} frames holds no {prefix}_snr_db_min: rerun its stage"
+        )
+    return {"runtime": runtime, "frames": frames, "precision": precision, **values}
+
+
+def summarize(table: pd.DataFrame) -> dict[str, Any]:
+    """Flat: the worst SNR of each runtime and precision, and the fastest runtime on this CPU over all buckets.
+
+    ``fastest`` is the runtime and precision with the least product of time ratios over the buckets; ONNX Runtime
+    itself counts with 1.
+    """
+    report: dict[str, Any] = {}
+    measured = table.dropna(subset=["snr_db_min"])
+    for (runtime, precision), rows in measured.groupby(["runtime", "precision"]):
+        report[f"{runtime}_{precision}_snr_db_min"] = round(float(rows["snr_db_min"].min()), 3)
+    timed = measured.dropna(subset=["time_ratio"]).copy()
+    for (runtime, precision), rows in timed.groupby(["runtime", "precision"]):
+        report[f"{runtime}_{precision}_time_ratio"] = round(float(np.exp(np.log(rows["time_ratio"]).mean())), 3)
+    ratios = {name: value for name, value in report.items() if name.endswith("_time_ratio")}
+    report["fastest"] = min(ratios, key=ratios.__getitem__).removesuffix("_time_ratio")
+    return report
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """The table for a reader: megabytes, and a dash for what a runtime cannot tell."""
+    shown = {
+        "runtime": table["runtime"],
+        "frames": table["frames"].map(str),
+        "precision": table["precision"],
+        "MB": table["bytes"].map(lambda n: _number(n, 1e6, 1)),
+        "SNR dB": table["snr_db_min"].map(lambda n: _number(n, 1, 1)),
+        "waveform corr.": table["waveform_corr_min"].map(lambda n: _number(n, 1, 5)),
+        "magnitude corr.": table["magspec_corr_min"].map(lambda n: _number(n, 1, 6)),
+        "log-mel dB": table["logmel_mae_max"].map(lambda n: _number(n, 1, 3)),
+        "NaN": table["nan_samples"].map(lambda n: _number(n, 1, 0)),
+        "time ÷ ORT": table["time_ratio"].map(lambda n: _number(n, 1, 2)),
+        "peak MB": table["memory_bytes"].map(lambda n: _number(n, 1e6, 0)),
+        "ops accelerated": [
+            f"{int(a)} of {int(n)}" if pd.notna(a) and pd.notna(n) else "–"
+            for a, n in zip(table["ops_accelerated"], table["ops"], strict=True)
+        ],
+    }
+    lines = [
+        list(shown),
+        ["---"] * len(shown),
+        *([str(cell) for cell in row] for row in zip(*shown.values(), strict=True)),
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _number(value: Any, unit: float, digits: int) -> str:
+    return "–" if pd.isna(value) else f"{value / unit:.{digits}f}"

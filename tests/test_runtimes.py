@@ -1,0 +1,193 @@
+"""What every runtime's module shares: extras, processes of their own, the static CPU parts, the one table."""
+
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from kokoro import KModel
+from torch import nn
+
+from kokoro_npu.duration import DurationModel
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.files import write_json
+from kokoro_npu.geometry import PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
+from kokoro_npu.runtime import frame_ratio
+from kokoro_npu.runtimes import coreml, executorch, extras, litert, table
+from kokoro_npu.runtimes.measure import Engine, kinds, take_turns
+from kokoro_npu.runtimes.static_parts import StaticDuration, StaticProsody, UnrolledLSTM
+from tests.runtime_backends import BALLAST_BYTES, DOUBLING, FAILING
+
+METADATA = ['ai-edge-litert<2.4,>=2.3; extra == "litert"', 'litert-torch<0.11,>=0.10; extra == "litert"', "numpy"]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What is installed, as far as kokoro_npu.runtimes.extras can see; a test fills it."""
+    versions: dict[str, str] = {}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(extras, "version", version)
+    monkeypatch.setattr(extras, "requires", lambda _: METADATA)
+    return versions
+
+
+def test_an_extra_in_tested_versions_is_accepted(installed: dict[str, str]) -> None:
+    installed |= {"ai-edge-litert": "2.3.0", "litert-torch": "0.10.2"}
+    extras.require("litert")
+
+
+def test_a_missing_package_names_the_extra_and_how_to_install_it(installed: dict[str, str]) -> None:
+    installed |= {"ai-edge-litert": "2.3.0"}
+    with pytest.raises(KokoroNpuError, match=r"extra litert .*litert-torch is missing.* pip install .*'\.\[litert\]'"):
+        extras.require("litert")
+
+
+def test_another_version_is_named_with_the_wanted_one(installed: dict[str, str]) -> None:
+    installed |= {"ai-edge-litert": "2.3.0", "litert-torch": "0.9.4"}
+    with pytest.raises(KokoroNpuError, match=r"litert-torch<0\.11,>=0\.10, found 0\.9\.4"):
+        extras.require("litert")
+
+
+def test_an_installation_older_than_the_extra_says_so(installed: dict[str, str]) -> None:
+    del installed
+    with pytest.raises(KokoroNpuError, match=r"does not know the extra coreml; install"):
+        extras.require("coreml")
+
+
+def test_every_runtime_asks_for_its_extra_before_it_converts(installed: dict[str, str], tmp_path: Path) -> None:
+    del installed
+    module, inputs = nn.Identity(), {"x": torch.zeros(1)}
+    with pytest.raises(KokoroNpuError, match="extra litert"):
+        litert.convert(module, inputs, tmp_path / "x.tflite")
+    with pytest.raises(KokoroNpuError, match="extra executorch"):
+        executorch.convert(module, inputs, tmp_path / "x.pte")
+    with pytest.raises(KokoroNpuError, match="extra coreml"):
+        coreml.convert(module, inputs, ["y"], tmp_path / "x.mlpackage", "fp16")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_litert_refuses_the_convolution_that_it_would_resize(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.ReLU(), nn.ConvTranspose1d(4, 4, 3, stride=2, padding=1, groups=4))
+    with pytest.raises(KokoroNpuError, match=r"ConvTranspose 1 .*RESIZE_BILINEAR"):
+        litert.convert(module, {"x": torch.zeros(1, 4, 8)}, tmp_path / "x.tflite")
+
+
+def test_an_engine_runs_in_its_own_process_and_counts(tmp_path: Path) -> None:
+    path = tmp_path / "bias"
+    path.write_text("3", encoding="utf-8")
+    with Engine(DOUBLING, path, 1) as engine, Engine(DOUBLING, path, 1) as other:
+        x = np.array([1, np.nan, 2], np.float32)
+        np.testing.assert_array_equal(engine({"x": x}), np.array([6, np.nan, 8], np.float32))
+        assert engine.nan_samples == 1
+        seconds = take_turns({"a": engine, "b": other}, [{"x": x}, {"x": x}], runs=3)
+        assert set(seconds) == {"a", "b"}
+        assert (len(engine.seconds), len(other.seconds)) == (4, 3)
+        # What was allocated on loading, but not the interpreter and its imports.
+        assert 0.9 * BALLAST_BYTES <= engine.memory_bytes() < 2 * BALLAST_BYTES
+
+
+def test_an_error_on_loading_comes_back_as_itself(tmp_path: Path) -> None:
+    with pytest.raises(KokoroNpuError, match="lost with 2 threads"), Engine(FAILING, tmp_path / "lost", 2):
+        pass
+
+
+def test_kinds_of_ops_are_one_text() -> None:
+    assert kinds(["mul", "add", "mul"]) == "add 1, mul 2"
+
+
+@pytest.mark.parametrize("length", [1, 5, 9])
+def test_the_unrolled_lstm_is_the_packed_one(length: int) -> None:
+    torch.manual_seed(length)
+    lstm = nn.LSTM(6, 4, batch_first=True, bidirectional=True)
+    x = torch.randn(1, 9, 6)
+    real = (torch.arange(9) < length).float()[None, :, None]
+    expected, _ = lstm(x[:, :length])
+    found = UnrolledLSTM(lstm)(x, real)
+    torch.testing.assert_close(found[:, :length], expected)
+    assert not found[:, length:].any()
+
+
+def test_the_static_duration_model_is_the_dynamic_one(narrow: KModel) -> None:
+    tokens = torch.zeros(1, 12, dtype=torch.int64)
+    tokens[0, 1:6] = torch.tensor([3, 1, 4, 1, 5])
+    torch.manual_seed(0)
+    arguments = (torch.tensor([7]), 0.3 * torch.randn(1, VOICE_DIM), torch.tensor([0.7]))
+    expected = DurationModel(narrow)(tokens[:, :7], *arguments)
+    found = StaticDuration(narrow, 12)(tokens, *arguments)
+    names = ("durations", "encoded_text", "ref_style", "prosody_features", "prosody_style")
+    for name, before, after in zip(names, expected, found, strict=True):
+        per_token = before.ndim > 1 and before.shape[1] == 7
+        torch.testing.assert_close(after[:, :7] if per_token else after, before, atol=2e-5, rtol=1e-4, msg=name)
+        assert not per_token or not after[:, 7:].any(), name
+
+
+def test_the_static_prosody_model_is_upstreams_at_any_padding(narrow: KModel) -> None:
+    frames, bucket = 9, Bucket(14)
+    torch.manual_seed(0)
+    aligned = torch.zeros(1, PROSODY_DIM, bucket.frames)
+    aligned[:, :, :frames] = torch.randn(1, PROSODY_DIM, frames)
+    style = 0.3 * torch.randn(1, STYLE_DIM)
+    mask = (torch.arange(bucket.frames) < frames).float()[None, None]
+    ratio = torch.from_numpy(frame_ratio(frames, bucket))
+    expected = narrow.predictor.F0Ntrain(aligned[:, :, :frames], style)
+    found = StaticProsody(narrow, bucket)(aligned, style, mask, ratio)
+    for before, after in zip(expected, found, strict=True):
+        scale = float(before.abs().max())
+        torch.testing.assert_close(after[:, 0, : 2 * frames], before, atol=1e-5 * scale, rtol=1e-4)
+        assert not after[:, 0, 2 * frames :].any()
+
+
+def _write_reports(folder: Path, frames: int, slow: float) -> None:
+    figures = {"waveform_corr_min": 1.0, "magspec_corr_min": 1.0, "logmel_mae_max": 0.01}
+    parts = {"litert": ("fp32", "int8"), "executorch": ("fp32",), "coreml": ("fp32", "fp16")}
+    for runtime, precisions in parts.items():
+        report: dict[str, object] = {"precision": "+".join(precisions)}
+        for place, precision in enumerate(precisions):
+            report |= {f"{precision}_{name}": value for name, value in figures.items()}
+            report |= {f"{precision}_snr_db_min": 90.0 - 40 * place - frames / 100, f"{precision}_bytes": 10**6}
+            if runtime != "coreml":
+                report[f"{precision}_time_ratio"] = slow + place
+        if runtime == "litert":
+            report["onnx_memory_bytes"] = 5_000_000
+            write_json(folder / "parity" / f"{frames}.json", {"fp32_snr_db_min": 105.0})
+        write_json(folder / runtime / f"{frames}.json", report)
+
+
+def test_the_table_has_a_row_for_each_runtime_bucket_and_precision(tmp_path: Path) -> None:
+    _write_reports(tmp_path, 40, 1.5)
+    _write_reports(tmp_path, 80, 0.5)
+    found = table.collect(tmp_path, [40, 80])
+    rows = found.loc[found["frames"] == 40, ["runtime", "precision"]].to_numpy().tolist()
+    assert rows == [
+        ["onnxruntime", "fp32"],
+        ["litert", "fp32"],
+        ["litert", "int8"],
+        ["executorch", "fp32"],
+        ["coreml", "fp32"],
+        ["coreml", "fp16"],
+    ]
+    seed = found.iloc[-1]
+    assert (seed["frames"], seed["magspec_corr_min"], bool(pd.isna(seed["snr_db_min"]))) == (512, 0.9994, True)
+    summary = table.summarize(found)
+    assert summary["coreml_fp16_snr_db_min"] == 49.2
+    # Geometric mean over the buckets: 1.5 and 0.5 are faster than 1 together.
+    assert summary["executorch_fp32_time_ratio"] == pytest.approx(0.866, abs=1e-3)
+    assert summary["fastest"] in ("executorch_fp32", "litert_fp32")
+    lines = table.markdown(found).splitlines()
+    assert len(lines) == 2 + len(found)
+    assert len({line.count("|") for line in lines}) == 1
+    assert "| coreml | 80 | fp16 | 1.0 | 49.2 |" in lines[-2]
+
+
+def test_a_missing_report_names_its_pipeline(tmp_path: Path) -> None:
+    _write_reports(tmp_path, 40, 1.0)
+    (tmp_path / "coreml/40.json").unlink()
+    with pytest.raises(KokoroNpuError, match=r"40\.json does not exist: run dvc repro pipelines/coreml/dvc\.yaml"):
+        table.collect(tmp_path, [40])

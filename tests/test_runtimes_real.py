@@ -1,0 +1,133 @@
+"""The runtimes themselves on narrow models; each test needs its extra, and is skipped where that is not installed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kokoro_npu import metrics
+from kokoro_npu.decoder import StaticDecoder
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.files import sha256
+from kokoro_npu.geometry import Bucket
+from kokoro_npu.runtime import Array, pad_to_bucket
+from kokoro_npu.runtimes import coreml, executorch, litert
+from kokoro_npu.runtimes.measure import Backend
+from tests.narrow_model import as_tensors, narrow_kmodel, random_features
+
+pytestmark = pytest.mark.runtimes
+
+BUCKET = Bucket(10)
+FRAMES = 7
+
+
+class Unsupported(nn.Module):
+    """An op that no mobile converter has a form of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigvalsh(x @ x.T)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> StaticDecoder:
+    """A narrow decoder with one kind of residual block, to convert fast."""
+    return StaticDecoder(narrow_kmodel(0, kernels=(3,)).decoder, BUCKET)
+
+
+@pytest.fixture(scope="module")
+def inputs() -> dict[str, Array]:
+    return pad_to_bucket(random_features(FRAMES, 1), BUCKET)
+
+
+@pytest.fixture(scope="module")
+def expected(decoder: StaticDecoder, inputs: dict[str, Array]) -> Array:
+    with torch.inference_mode():
+        return decoder(**as_tensors(inputs)).numpy()
+
+
+def example(inputs: Mapping[str, Array]) -> dict[str, Tensor]:
+    return {name: torch.zeros(value.shape) for name, value in inputs.items()}
+
+
+def run(backend: Backend, path: Path, inputs: dict[str, Array]) -> Array:
+    return backend.opener(path, 1)(inputs)
+
+
+def test_litert_is_exact_and_its_int8_form_is_close(
+    decoder: StaticDecoder, inputs: dict[str, Array], expected: Array, tmp_path: Path
+) -> None:
+    pytest.importorskip("litert_torch", reason="needs the extra litert")
+    path, small = tmp_path / "decoder.tflite", tmp_path / "small.tflite"
+    litert.convert(decoder, example(inputs), path)
+    assert metrics.snr_db(expected, run(litert.BACKEND, path, inputs)) >= 80
+    litert.quantize_weights(path, small)
+    assert metrics.snr_db(expected, run(litert.BACKEND, small, inputs)) >= 20
+    before, after = litert.inspect(path), litert.inspect(small)
+    assert after["bytes"] < before["bytes"]
+    assert 0 < before["ops_accelerated"] <= before["ops"]
+    assert "RESIZE_BILINEAR" not in before["op_kinds"]
+
+
+def test_executorch_is_exact_on_xnnpack(
+    decoder: StaticDecoder, inputs: dict[str, Array], expected: Array, tmp_path: Path
+) -> None:
+    pytest.importorskip("executorch.exir", reason="needs the extra executorch")
+    path = tmp_path / "decoder.pte"
+    report = executorch.convert(decoder, example(inputs), path)
+    assert metrics.snr_db(expected, run(executorch.BACKEND, path, inputs)) >= 80
+    assert report["partitions"] > 0
+    assert 0 < report["ops_accelerated"] < report["ops"]
+
+
+@pytest.mark.parametrize(("precision", "floor"), [("fp32", 80), ("fp16", 30)])
+def test_coremls_ops_compute_the_decoder(
+    decoder: StaticDecoder, inputs: dict[str, Array], expected: Array, tmp_path: Path, precision: str, floor: float
+) -> None:
+    pytest.importorskip("coremltools", reason="needs the extra coreml")
+    path, again = tmp_path / "decoder.mlpackage", tmp_path / "again.mlpackage"
+    for target in (path, again):
+        coreml.convert(decoder, example(inputs), ["audio"], target, precision)
+    program = coreml.Program(path)
+    snr = metrics.snr_db(expected, program(inputs))
+    assert snr >= floor
+    assert (snr < 80) == (precision == "fp16")  # the rounding is really done
+    made = program.inspect()
+    assert made["dynamic_dims"] == 0
+    assert made["longest_dim"] == BUCKET.samples + 40
+    files = [{file.relative_to(p): sha256(file) for file in p.rglob("*") if file.is_file()} for p in (path, again)]
+    assert files[0] == files[1]
+
+
+def test_half_precision_that_overflows_is_seen(tmp_path: Path) -> None:
+    pytest.importorskip("coremltools", reason="needs the extra coreml")
+
+    class Loud(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 300 * 300).mean(dim=1, keepdim=True)
+
+    path = tmp_path / "loud.mlpackage"
+    coreml.convert(Loud(), {"x": torch.zeros(1, 16)}, ["audio"], path, "fp16")
+    program = coreml.Program(path)
+    assert np.isinf(program({"x": np.ones((1, 16), np.float32)})).all()
+    assert program.extremes()["overflows"] > 0
+
+
+@pytest.mark.parametrize("runtime", ["litert", "executorch", "coreml"])
+def test_an_op_that_a_runtime_does_not_take_is_named(runtime: str, tmp_path: Path) -> None:
+    inputs = {"x": torch.zeros(4, 4)}
+    if runtime == "litert":
+        pytest.importorskip("litert_torch", reason="needs the extra litert")
+        with pytest.raises(KokoroNpuError, match="eigh"):
+            litert.convert(Unsupported(), inputs, tmp_path / "x.tflite")
+    elif runtime == "executorch":
+        pytest.importorskip("executorch.exir", reason="needs the extra executorch")
+        with pytest.raises(KokoroNpuError, match="eigh"):
+            executorch.convert(Unsupported(), inputs, tmp_path / "x.pte")
+    else:
+        pytest.importorskip("coremltools", reason="needs the extra coreml")
+        with pytest.raises(KokoroNpuError, match="eigvalsh"):
+            coreml.convert(Unsupported(), inputs, ["y"], tmp_path / "x.mlpackage", "fp32")
+    assert list(tmp_path.iterdir()) == []
