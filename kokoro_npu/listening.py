@@ -1,6 +1,8 @@
 """Listening by machine: how many words an offline recogniser gets wrong, beside what it makes of ruined speech."""
 
+import math
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,26 @@ NOISE, SLOW = "noise", "half-speed"
 CONTROLS = (NOISE, SLOW)
 
 
-def pocketsphinx_recogniser() -> Recogniser:
-    """PocketSphinx with the American English model of its wheel, free text (no grammar)."""
-    decoder = pocketsphinx.Decoder(samprate=_RECOGNISER_RATE, loglevel="FATAL")
+def pocketsphinx_recogniser(texts: Iterable[str]) -> Recogniser:
+    """PocketSphinx with the American English model of its wheel, and a vocabulary.
+
+    There is no grammar: each word of ``texts`` is as likely as any other, anywhere. The wheel's own language model
+    guesses fluent sentences instead of hearing; it got 80 % of the evaluation part wrong, and took ten times as long.
+
+    Args:
+        texts: their words are the vocabulary: those of the whole corpus, of which most are not in the text at hand.
+
+    Raises:
+        KokoroNpuError: a word that is not in the wheel's dictionary.
+    """
+    vocabulary = sorted({word for text in texts for word in words(text).split()})
+    with tempfile.TemporaryDirectory() as directory:
+        model = Path(directory) / "words.arpa"
+        model.write_text(_equal_words(vocabulary), encoding="ascii")
+        decoder = pocketsphinx.Decoder(samprate=_RECOGNISER_RATE, loglevel="FATAL", lm=str(model))
+    unknown = [word for word in vocabulary if decoder.lookup_word(word) is None]
+    if unknown:
+        raise KokoroNpuError(f"listening: PocketSphinx has no pronunciation of {', '.join(unknown)}; use other words")
 
     def run(audio: Signal) -> str:
         wide = resample_poly(audio, _RECOGNISER_RATE, SAMPLE_RATE)
@@ -42,6 +61,14 @@ def pocketsphinx_recogniser() -> Recogniser:
         return words(found.hypstr if found else "")
 
     return run
+
+
+def _equal_words(vocabulary: Sequence[str]) -> str:
+    """An ARPA language model in which all words are equally likely."""
+    level = -math.log10(len(vocabulary) + 1)
+    lines = ["\\data\\", f"ngram 1={len(vocabulary) + 2}", "", "\\1-grams:", "-99 <s>"]
+    lines += [f"{level:.4f} {word}" for word in ("</s>", *vocabulary)]
+    return "\n".join([*lines, "", "\\end\\", ""])
 
 
 def words(text: str) -> str:

@@ -16,10 +16,11 @@ from kokoro_npu.weights import source_label
 @stage
 def main(cfg: DictConfig) -> None:
     """Write artifacts/listening/words.csv and reports/listening.json, then apply the gates."""
-    corpus = [utterance for utterance in load_corpus(cfg.features.corpus) if utterance.part == EVALUATION]
-    texts = {utterance.id: utterance.text for utterance in corpus}
+    corpus = load_corpus(cfg.features.corpus)
+    texts = {utterance.id: utterance.text for utterance in corpus if utterance.part == EVALUATION}
+    recogniser = pocketsphinx_recogniser(utterance.text for utterance in corpus)
     heard = clips(Path("artifacts/parity"), list(cfg.buckets), texts, cfg.seed)
-    table = listen(heard, pocketsphinx_recogniser(), cfg.listening.phases)
+    table = listen(heard, recogniser, cfg.listening.phases)
     with atomic("artifacts/listening/words.csv") as tmp:
         table.to_csv(tmp, index=False)
     report = summarize(table)

@@ -111,3 +111,11 @@ def test_a_clip_is_taken_from_the_bucket_that_the_host_would_choose(tmp_path: Pa
     assert {v for _, v, _, _ in clips} == {REFERENCE, FP32, QUANT, *listening.CONTROLS}
     with pytest.raises(KokoroNpuError, match="no whole utterance fits"):
         list(listening.clips(tmp_path / "none", [60], texts, seed=0))
+
+
+def test_the_recogniser_answers_in_its_vocabulary_and_wants_words_it_can_pronounce() -> None:
+    recogniser = listening.pocketsphinx_recogniser(["The kettle boils.", "Kettle, kettle!"])
+    noise = np.random.default_rng(0).normal(0, 0.1, 24_000).astype(np.float32)
+    assert set(recogniser(noise).split()) <= {"the", "kettle", "boils"}
+    with pytest.raises(KokoroNpuError, match="no pronunciation of qxzzv; use other words"):
+        listening.pocketsphinx_recogniser(["the qxzzv"])
