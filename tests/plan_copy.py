@@ -47,7 +47,7 @@ class PlanCopy:
         ignore = shutil.ignore_patterns("__pycache__", "tmp", "cache", "config.local")
         for name in (".dvc", "conf", "data", "kokoro_npu", "recipes", "stages"):
             shutil.copytree(ROOT / name, self.path / name, ignore=ignore)
-        for name in (".dvcignore", ".gitignore", "dvc.yaml", "params.yaml"):
+        for name in (".dvcignore", ".gitignore", "LICENSE", "NOTICE", "dvc.yaml", "params.yaml"):
             shutil.copy2(ROOT / name, self.path / name)
         # Two small buckets, to run fewer stages.
         (self.path / "conf" / "bucket" / "shipped.yaml").write_text(f"frames: {BUCKETS}\n")

@@ -99,7 +99,7 @@ def test_all_of_quantize_but_its_gates_makes_the_model() -> None:
 # --- What DVC does, on a copy of the plan whose stages are fakes ---
 
 EVERY_BUCKET = {name for name, stage in STAGES.items() if "matrix" in stage}
-JUDGES = {"op-audit", "qai-compile", "parity-eval", "device-profile", "summary", "report"}
+JUDGES = {"op-audit", "qai-compile", "parity-eval", "device-profile", "summary", "report", "package"}
 
 # Parameter, another valid value, and the stages (all their buckets) that rerun, in the worst case that every
 # one of them writes something new.
@@ -111,14 +111,15 @@ RERUNS: list[tuple[str, Any, set[str]]] = [
     ("quantize.precision", "w8a8", {"calibrate", "quantize"} | JUDGES),
     ("quantize.recipe", "recipes/mixed.yaml", {"calibrate", "quantize"} | JUDGES),
     ("quantize.calibration.frames", 64, {"calibrate", "quantize"} | JUDGES),
-    ("quantize.gates.quant_snr_db_min", 1.0, {"parity-eval", "summary", "report"}),
-    ("target.vtcm_mb", 4, {"op-audit", "qai-compile", "device-profile", "summary", "report"}),
-    ("compile.optimization_level", 3, {"op-audit", "qai-compile", "device-profile", "summary", "report"}),
+    ("quantize.gates.quant_snr_db_min", 1.0, {"parity-eval", "summary", "report", "package"}),
+    ("target.vtcm_mb", 4, JUDGES - {"parity-eval"}),
+    ("compile.optimization_level", 3, JUDGES - {"parity-eval"}),
     ("audit.op_table", "data/other.csv", {"op-audit", "summary", "report"}),
-    ("parity.gates.fp32_snr_db_min", 1.0, {"parity-eval", "summary", "report"}),
+    ("parity.gates.fp32_snr_db_min", 1.0, {"parity-eval", "summary", "report", "package"}),
     ("profile.runs", 2, {"device-profile", "summary", "report"}),
     ("report.baseline", "HEAD~0", {"report"}),
-    ("aihub.utterances", 2, {"qai-compile", "device-profile", "summary", "report"}),
+    ("aihub.utterances", 2, {"qai-compile", "device-profile", "summary", "report", "package"}),
+    ("package.precisions", ["fp32"], {"package"}),
 ]
 
 
@@ -188,7 +189,7 @@ def test_another_bucket_touches_its_own_chain_alone(repo: PlanCopy) -> None:
     run = repo.dvc("exp", "run", "-S", f"bucket.frames=[128,{BUCKETS[0]}]")
     assert run.returncode == 0, run.stderr
     assert repo.params()["buckets"] == [BUCKETS[0], 128]
-    assert sorted(repo.ran()) == sorted([*instances(EVERY_BUCKET, [128]), "summary", "report"])
+    assert sorted(repo.ran()) == sorted([*instances(EVERY_BUCKET, [128]), "summary", "report", "package"])
     assert "reports/parity/128.json" in repo.dvc("metrics", "show").stdout
     assert "reports/summary.json" in repo.dvc("metrics", "diff").stdout
 

@@ -122,6 +122,7 @@ def test_a_player_that_fails_or_is_not_there_is_one_line(
         (["-o", "x.wav", "ab", "--language", "xx"], "language 'xx' has no front end here"),
         (["-o", "x.wav", "...", "--language", "en-us"], "nothing to say"),
         (["-o", "x.wav", "--phonemes", "ab", "--precision", "quantized"], "is not there: build it first"),
+        (["-o", "x.wav", "--phonemes", "ab", "--npu"], "--npu needs --bundle, and a Snapdragon"),
         (["-o", "x.wav", "--phonemes", "ab", "--bundle", "nosuch"], "nosuch is no SDK bundle"),
     ],
 )

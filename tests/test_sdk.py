@@ -12,10 +12,11 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
+from kokoro_npu import metrics
 from kokoro_npu.cli import cli
-from kokoro_npu.compile.options import Target
+from kokoro_npu.compile import CompileSettings, Target, compile_decoder, toolchain
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.files import read_json, write_json
+from kokoro_npu.files import read_json, write_json, write_onnx
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.sdk.bundle import digest_line, open_bundle
 from kokoro_npu.sdk.manifest import DIGEST, MANIFEST, schema_text
@@ -222,10 +223,35 @@ def test_what_is_not_built_or_stale_is_one_line(build: Build, tmp_path: Path) ->
         write_bundle(Build(copy.artifacts, copy.reports, [17], "w8a16", TARGET), ["fp32"], LICENCES, out)
     with pytest.raises(KokoroNpuError, match=r"parity/16.json is of precision w8a16, the build's is fp16"):
         write_bundle(Build(copy.artifacts, copy.reports, [16], "fp16", TARGET), ["fp32"], LICENCES, out)
-    (copy.artifacts / "compiled/16/kokoro_decoder_16_ctx.onnx").unlink()
-    with pytest.raises(KokoroNpuError, match="holds 0 context models where its report says compiled"):
+    for path in (copy.artifacts / "compiled/16").iterdir():
+        path.unlink()
+    with pytest.raises(KokoroNpuError, match="holds 0 context models and 0 binaries where its report says compiled"):
         write_bundle(copy, ["fp32"], LICENCES, out)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_binary_alone_as_ai_hub_gives_it(build: Build, tmp_path: Path) -> None:
+    artifacts = Path(shutil.copytree(build.artifacts, tmp_path / "a"))
+    (artifacts / "compiled/16/kokoro_decoder_16_ctx.onnx").unlink()
+    write_bundle(Build(artifacts, build.reports, [16], "w8a16", TARGET), ["fp32"], LICENCES, tmp_path / "sdk")
+    (bucket,) = open_bundle(tmp_path / "sdk").manifest["buckets"]
+    assert bucket["context_binary"] == {"model": None, "binary": "htp/kokoro_decoder_16_ctx_qnn.bin"}
+
+
+@pytest.mark.qnn
+def test_the_bundles_binary_speaks_in_the_emulator(build: Build, tmp_path: Path) -> None:
+    """The NPU's arithmetic in half precision, from phonemes to audio; the CPU beside it."""
+    if reason := toolchain.missing_reason():
+        pytest.skip(reason)
+    artifacts = Path(shutil.copytree(build.artifacts, tmp_path / "a"))
+    decoder = artifacts / "whole/kokoro_decoder_16.onnx"
+    write_onnx(decoder, onnx.load(artifacts / "decoder/kokoro_decoder_16.onnx"))
+    report = compile_decoder(decoder, 16, "fp16", TARGET, CompileSettings(), artifacts / "compiled/16")
+    assert report["compiled"], report["reason"]
+    write_bundle(Build(artifacts, build.reports, [16], "w8a16", TARGET), ["fp32"], LICENCES, tmp_path / "sdk")
+    bundle = open_bundle(tmp_path / "sdk")
+    on_npu, on_cpu = (Synthesizer(bundle.models("fp32", npu=npu), 1).say("a", VOICE, 2.0) for npu in (True, False))
+    assert 30 < metrics.snr_db(on_cpu.audio, on_npu.audio) < 85
 
 
 def test_the_commands(shared: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from kokoro_npu.speech.utterances import (
     sentences,
     utterances,
 )
+from kokoro_npu.weights import load_config
 
 ALPHABET = frozenset(' !"(),.:;?AIOQSTWYabcdefhijklmnopqrstuvwxyzæçðøŋœɐɑɒɔɕɖəɚɛɜɟɡɣɤɥɨɪɯɰɲɳɴɸɹɻɽɾʁʂʃʈʊʋʌʎʒʔʝ')
 ALPHABET |= frozenset("ʣʤʥʦʧʨʰʲˈˌːβθχᵊᵝᵻ—“”…→↓↗↘ꭧ\u0303")
@@ -224,3 +225,13 @@ def test_misakis_dictionary_speaks_where_its_tagger_is_installed() -> None:
     assert to_phonemes("Hello world, Dr. Zzyzx!") != Phonemizer(ALPHABET, tagger=False)("Hello world, Dr. Zzyzx!")
     assert to_phonemes("Hello world!") == "həlˈO wˈɜɹld!"
     assert Phonemizer(ALPHABET, "es").name == "misaki-espeak"
+
+
+@pytest.mark.weights
+def test_the_alphabet_here_and_in_the_docs_is_the_models(real_weights: Path) -> None:
+    vocab = set(load_config(real_weights)["vocab"])
+    assert vocab == ALPHABET
+    docs = (Path(__file__).resolve().parents[1] / "docs/say.md").read_text(encoding="utf-8")
+    block = docs.partition("each symbol one token")[2].split("```")[1]
+    symbols = block.replace("and space", "").replace("(diphthongs and more, as misaki writes them)", "")
+    assert set(symbols) - {"\n"} == vocab

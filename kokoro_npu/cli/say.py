@@ -10,9 +10,10 @@ import click
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import SAMPLE_RATE
 from kokoro_npu.speech.models import FP32, PRECISIONS, QUANTIZED, Models, models_of_build
+from kokoro_npu.speech.npu import is_emulated
 from kokoro_npu.speech.phonemizer import LANGUAGES, Phonemizer, paragraphs
 from kokoro_npu.speech.sound import loudspeaker, wav_file
-from kokoro_npu.speech.synthesizer import Synthesizer, Utterance
+from kokoro_npu.speech.synthesizer import Synthesizer, Utterance, check
 
 DEFAULT_VOICE = "af_heart"
 
@@ -34,6 +35,7 @@ DEFAULT_VOICE = "af_heart"
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the source noise.")
 @click.option("--artifacts", default="artifacts", show_default=True, help="The build to speak with.")
 @click.option("--bundle", help="Speak with an SDK bundle instead, such as artifacts/sdk.")
+@click.option("--npu", is_flag=True, help="Use the bundle's context binaries, on a Snapdragon with onnxruntime-qnn.")
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="Of ONNX Runtime.")
 def command(
     text: tuple[str, ...],
@@ -48,6 +50,7 @@ def command(
     seed: int,
     artifacts: str,
     bundle: str | None,
+    npu: bool,
     threads: int,
 ) -> None:
     """Speak TEXT, offline, with the split model on ONNX Runtime.
@@ -56,17 +59,17 @@ def command(
     """
     if output is None and not play:
         raise KokoroNpuError("say where the speech goes: -o FILE.wav, or --play")
-    models = _models(artifacts, bundle, precision)
+    models = _models(artifacts, bundle, precision, npu)
     voice = voice or (DEFAULT_VOICE if DEFAULT_VOICE in models.voices else min(models.voices))
     parts = list(paragraphs(_read(text, source)))
     if not parts:
         raise KokoroNpuError("there is nothing to say: give a text, or -i FILE")
     convert = _one_line if phonemes else Phonemizer(models.vocab, language)
-    synthesizer = Synthesizer(models, threads)
-    # Everything is checked before anything sounds, and a typing mistake costs no time.
+    # Everything is checked before a model is loaded: a typing mistake costs no time.
     spoken_parts = [convert(part) for part in parts]
     for part in spoken_parts:
-        synthesizer.check(part, voice, speed)
+        check(models, part, voice, speed)
+    synthesizer = Synthesizer(models, threads)
 
     with ExitStack() as stack:
         sinks = [stack.enter_context(wav_file(output))] if output else []
@@ -89,12 +92,14 @@ def command(
     )
 
 
-def _models(artifacts: str, bundle: str | None, precision: str | None) -> Models:
+def _models(artifacts: str, bundle: str | None, precision: str | None, npu: bool) -> Models:
+    if npu and (bundle is None or is_emulated()):
+        raise KokoroNpuError("--npu needs --bundle, and a Snapdragon: on this machine leave it out")
     if bundle is None:
         return models_of_build(artifacts, precision or FP32)
     from kokoro_npu.sdk.bundle import open_bundle
 
-    return open_bundle(bundle).models(precision or QUANTIZED)
+    return open_bundle(bundle).models(precision or QUANTIZED, npu)
 
 
 def _read(text: tuple[str, ...], source: str | None) -> str:

@@ -26,11 +26,15 @@ class Bundle:
     root: Path
     manifest: Mapping[str, Any]
 
-    def models(self, precision: str) -> Models:
+    def models(self, precision: str, npu: bool = False) -> Models:
         """What the synthesizer needs, with the decoders of one precision.
 
+        Args:
+            precision: of the ONNX decoders.
+            npu: take the context binary in place of the ONNX decoder where a bucket has one.
+
         Raises:
-            KokoroNpuError: the bundle does not hold that precision.
+            KokoroNpuError: the bundle does not hold that precision, or no context binary.
         """
         decoders = {
             bucket["frames"]: self.root / bucket["decoders"][precision]
@@ -42,6 +46,16 @@ class Bundle:
             raise KokoroNpuError(
                 f"{self.root} holds no {precision} decoder but {', '.join(held)}; choose --precision {held[0]}"
             )
+        if npu:
+            compiled = {bucket["frames"]: bucket["context_binary"] for bucket in self.manifest["buckets"]}
+            named = {
+                frames: self.root / found["model"] for frames, found in compiled.items() if found and found["model"]
+            }
+            if not named:
+                raise KokoroNpuError(
+                    f"{self.root} holds no context binary that the QNN provider can load; leave out --npu"
+                )
+            decoders |= named
         models = self.manifest["models"]
         return Models(
             self.root / models["duration"]["path"],

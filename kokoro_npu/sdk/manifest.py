@@ -51,8 +51,8 @@ class Entry:
     Attributes:
         frames: T.
         decoders: precision (``fp32``, ``quantized``) to the path of the ONNX decoder in the bundle.
-        context_model: path of the ONNX wrapper of the context binary; empty if the bucket is not compiled.
-        context_binary: path of the binary.
+        context_model: path of the ONNX wrapper of the context binary; empty if there is none.
+        context_binary: path of the binary; empty if the bucket is not compiled.
         not_compiled: why not.
     """
 
@@ -108,7 +108,7 @@ def compose(
 
 def _bucket(root: Path, entry: Entry) -> dict[str, Any]:
     bucket = Bucket(entry.frames)
-    compiled = {"model": entry.context_model, "binary": entry.context_binary} if entry.context_binary else None
+    compiled = {"model": entry.context_model or None, "binary": entry.context_binary} if entry.context_binary else None
     return {
         "frames": bucket.frames,
         "seconds": bucket.seconds,
@@ -182,5 +182,5 @@ def referenced(manifest: Mapping[str, Any]) -> set[str]:
     paths = {manifest["phonemes"], *manifest["voices"]["files"].values()}
     paths |= {model["path"] for model in manifest["models"].values()}
     for bucket in manifest["buckets"]:
-        paths |= set(bucket["decoders"].values()) | set((bucket["context_binary"] or {}).values())
-    return paths
+        paths |= set(bucket["decoders"].values()) | set((bucket["context_binary"] or {}).values()) - {None}
+    return paths | {manifest.get("encodings", manifest["phonemes"])}

@@ -144,25 +144,23 @@ def _copy_compiled(build: Build, frames: int, root: Path) -> tuple[str, str, str
     if not report["compiled"]:
         return "", "", str(report["reason"]), ""
     directory = build.artifacts / "compiled" / str(frames)
-    found = sorted(directory.glob("*_ctx.onnx"))
-    if len(found) != 1:
+    models = [path.name for path in sorted(directory.glob("*_ctx.onnx"))]  # AI Hub gives a binary alone
+    names = _context_binaries(directory / models[0]) if models else [path.name for path in directory.glob("*.bin")]
+    if len(models) > 1 or len(names) != 1:
         raise KokoroNpuError(
-            f"{directory} holds {len(found)} context models where its report says compiled: "
+            f"{directory} holds {len(models)} context models and {len(names)} binaries where its report says compiled: "
             f"run the stage qai-compile@{frames} again"
         )
-    # The binary's name stands in the model, and may be shared by several.
-    names = [
-        attribute.s.decode()
-        for node in onnx.load(found[0], load_external_data=False).graph.node
-        for attribute in node.attribute
-        if attribute.name == "ep_cache_context"
-    ]
-    if len(names) != 1:
-        raise KokoroNpuError(f"{found[0]} names {len(names)} context binaries; expected one")
-    _copy(found[0], root / "htp" / found[0].name)
-    if not (root / "htp" / names[0]).is_file():
-        _copy(directory / names[0], root / "htp" / names[0])
-    return f"htp/{found[0].name}", f"htp/{names[0]}", "", str(report["qairt"])
+    for name in (*models, *names):
+        _copy(directory / name, root / "htp" / name)
+    return f"htp/{models[0]}" if models else "", f"htp/{names[0]}", "", str(report["qairt"])
+
+
+def _context_binaries(model: Path) -> list[str]:
+    """Names of the binaries that the EPContext nodes of a model refer to."""
+    nodes = onnx.load(model, load_external_data=False).graph.node
+    named = (attribute for node in nodes for attribute in node.attribute if attribute.name == "ep_cache_context")
+    return sorted({attribute.s.decode() for attribute in named})
 
 
 def _write_voices(models: Models, root: Path) -> Iterator[tuple[str, str]]:

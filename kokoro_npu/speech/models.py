@@ -24,7 +24,7 @@ class Models:
     Attributes:
         duration: path of ``kokoro_duration.onnx``.
         prosody: path of ``kokoro_prosody.onnx``.
-        decoders: frames of a bucket to the path of its decoder.
+        decoders: frames of a bucket to the path of its decoder, or of the model that names its context binary.
         voices: name to voice pack [510, 256] float32.
         vocab: phoneme to token id.
     """

@@ -8,10 +8,11 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.frontend import Frontend, Prepared, tokenize, voice_row
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.runtime import Array, pad_to_bucket, select_bucket, trim
-from kokoro_npu.sessions import THREADS, cpu_session
+from kokoro_npu.sessions import THREADS
 from kokoro_npu.speech.alphabet import check_phonemes
 from kokoro_npu.speech.joining import shape
 from kokoro_npu.speech.models import Models
+from kokoro_npu.speech.npu import decoder_session
 from kokoro_npu.speech.source_noise import SourceNoise
 from kokoro_npu.speech.utterances import TARGET_PHONEMES, Boundary, boundary_at_end, cut, utterances
 
@@ -43,8 +44,22 @@ class Utterance:
     audio: Array
 
 
+def check(models: Models, phonemes: str, voice: str, speed: float) -> None:
+    """Require that this can be said; no model is loaded for it.
+
+    Raises:
+        KokoroNpuError: unknown symbol, voice, or a speed out of range, with what is near.
+    """
+    check_phonemes(phonemes, models.vocab, "phonemes")
+    voice_row(models.voices, voice, "a")
+    if not MIN_SPEED <= speed <= MAX_SPEED:
+        raise KokoroNpuError(f"speed {speed:g} is out of range; use {MIN_SPEED:g} to {MAX_SPEED:g}, 1 is normal")
+
+
 class Synthesizer:
-    """The split model on ONNX Runtime. Decoders are loaded when their bucket is first needed.
+    """The split model on ONNX Runtime: the CPU, and an NPU for decoders that are context binaries.
+
+    Decoders are loaded when their bucket is first needed.
 
     Args:
         models: the files, see `kokoro_npu.speech.models`.
@@ -55,18 +70,7 @@ class Synthesizer:
         self.models = models
         self._frontend = Frontend(models.duration, models.prosody, threads)
         self._target = min(TARGET_PHONEMES, max(models.decoders) // _FRAMES_PER_PHONEME)
-        self._session = cache(lambda frames: cpu_session(models.decoders[frames], threads))
-
-    def check(self, phonemes: str, voice: str, speed: float) -> None:
-        """Require that this can be said.
-
-        Raises:
-            KokoroNpuError: unknown symbol, voice, or a speed out of range, with what is near.
-        """
-        check_phonemes(phonemes, self.models.vocab, "phonemes")
-        voice_row(self.models.voices, voice, "a")
-        if not MIN_SPEED <= speed <= MAX_SPEED:
-            raise KokoroNpuError(f"speed {speed:g} is out of range; use {MIN_SPEED:g} to {MAX_SPEED:g}, 1 is normal")
+        self._session = cache(lambda frames: decoder_session(models.decoders[frames], threads))
 
     def say(self, phonemes: str, voice: str, speed: float = 1.0, seed: int = 0, index: int = 0) -> Utterance:
         """Speak one utterance, whole.
@@ -86,7 +90,7 @@ class Synthesizer:
 
     def prepare(self, phonemes: str, voice: str, speed: float, seed: int, index: int) -> Prepared:
         """Run the two CPU models on one utterance; arguments and errors as in `say`."""
-        self.check(phonemes, voice, speed)
+        check(self.models, phonemes, voice, speed)
         tokens = tokenize(phonemes, self.models.vocab, "phonemes")
         row = voice_row(self.models.voices, voice, phonemes)
         prepared = self._frontend.prepare(tokens, row, speed, SourceNoise(seed, index))
