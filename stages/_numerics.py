@@ -38,10 +38,11 @@ def audit(cfg: DictConfig, frames: int, float_path: Path, quantized_path: Path, 
     features = crop(shortest.features, min(shortest.frames, frames))
     target, settings = Target(**plain(cfg.target)), CompileSettings(**cfg.compile)
     feeds = pad_to_bucket(features, Bucket(frames))
-    table = audit_numerics(forms, frames, feeds, target, settings, CACHE, cfg.op_numerics.max_seconds)
+    options = cfg.op_numerics
+    table = audit_numerics(forms, frames, feeds, target, settings, CACHE, options.max_seconds, options.processes)
     with atomic(table_path) as tmp:
         table.to_csv(tmp, index=False)
     made_by = provenance(source_label("artifacts/weights"), cfg.quantize.precision, BACKEND)
     level = {"optimization_level": settings.optimization_level, "soc_model": target.soc_model, "frames": frames}
     write_json(report, summarize(table) | level | made_by)
-    check_gates(table, cfg.op_numerics.gates, f"op-numerics of {frames} frames")
+    check_gates(table, options.gates, f"op-numerics of {frames} frames")

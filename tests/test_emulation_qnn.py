@@ -9,19 +9,30 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
+from kokoro import KModel
 from torch import Tensor, nn
 
-from kokoro_npu import metrics
+from kokoro_npu import metrics, reference
 from kokoro_npu.audit.numerics import FP16, QUANTIZED, Form, audit_numerics, check_gates
-from kokoro_npu.compile import CompileSettings, Target, toolchain
+from kokoro_npu.cli import cli
+from kokoro_npu.compile import CompileSettings, Target, compile_decoder, toolchain
 from kokoro_npu.decoder import TwoPhaseUpsample
+from kokoro_npu.emulation import parity
 from kokoro_npu.emulation.cuts import compare
 from kokoro_npu.emulation.graph import Graph, values
 from kokoro_npu.emulation.htp import Job, emulate
+from kokoro_npu.emulation.parity import Decoder
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.export import export_module
+from kokoro_npu.export import export_decoder, export_module
+from kokoro_npu.features import Recorded
+from kokoro_npu.files import write_onnx
+from kokoro_npu.geometry import Bucket
+from kokoro_npu.parity import evaluate
 from kokoro_npu.quantize import Calibration, Recipe, calibrate, quantize_decoder
 from kokoro_npu.runtime import Array
+from tests.narrow_model import random_features
+from tests.small_graphs import INPUTS, decoder_like
 
 pytestmark = pytest.mark.qnn
 
@@ -122,9 +133,34 @@ def test_a_reciprocal_above_1_is_caught_and_is_right_in_half_precision(tmp_path:
 
 def test_cuts_name_the_reciprocal(tmp_path: Path) -> None:
     feeds = {"x": _random(1, 16, 1, WIDTH), "filled": np.full((1, 1, 1, 1), 66 / WIDTH, np.float32)}
-    model = _quantize(_export(Scaled(), **feeds), feeds, tmp_path)
-    found = list(compare(model, feeds, TARGET, LEVEL2))
+    path, inputs = tmp_path / "m.onnx", tmp_path / "feeds.npz"
+    onnx.save(_quantize(_export(Scaled(), **feeds), feeds, tmp_path), path)
+    np.savez(inputs, allow_pickle=False, **feeds)
+    found = list(compare(onnx.load(path), feeds, TARGET, LEVEL2))
     assert [cut.op for cut in found if cut.departs(40)] == ["Reciprocal", "Mul"]
+    shown = CliRunner().invoke(cli, ["cuts", str(path), str(inputs), "--stop"], catch_exceptions=False)
+    assert "first op that departs: /Reciprocal (Reciprocal) at level 2: 21.6 dB, below 40" in shown.output
+    shown = CliRunner().invoke(cli, ["cuts", str(path), str(inputs), "--floor", "10"], catch_exceptions=False)
+    assert "no op departs: all are at or above 10 dB at level 2" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("model", "feeds", "line"),
+    [
+        ("nosuch.onnx", "good.npz", r"nosuch\.onnx: cannot be read as an ONNX model"),
+        ("junk", "good.npz", "junk: cannot be read as an ONNX model"),
+        ("m.onnx", "junk", "junk: neither .npz nor .safetensors"),
+        ("m.onnx", "other.npz", r"other\.npz: holds no x of shape \[1, 16, 1, 72\], an input of the model"),
+    ],
+)
+def test_bad_files_are_one_line(tmp_path: Path, model: str, feeds: str, line: str) -> None:
+    onnx.save(_export(InstanceNorm(), x=_random(1, 16, 1, WIDTH)), tmp_path / "m.onnx")
+    (tmp_path / "junk").write_bytes(b"junk" * 100)
+    np.savez(tmp_path / "good.npz", x=_random(1, 16, 1, WIDTH))
+    np.savez(tmp_path / "other.npz", x=_random(1, 8, 1, WIDTH))
+    with pytest.raises(KokoroNpuError, match=line) as caught:
+        CliRunner().invoke(cli, ["cuts", str(tmp_path / model), str(tmp_path / feeds)], catch_exceptions=False)
+    assert "\n" not in str(caught.value)
 
 
 class InstanceNorm(nn.Module):
@@ -157,3 +193,29 @@ def test_a_crash_of_one_job_leaves_the_others(tmp_path: Path) -> None:
     assert "\n" not in answers[1].error
     np.testing.assert_array_equal(answers[0].outputs["y"], answers[2].outputs["y"])
     assert metrics.snr_db(values(good, feeds)["y"].reshape(-1), answers[0].outputs["y"].reshape(-1)) > 50
+
+
+def test_a_binary_computes_what_its_model_computes(tmp_path: Path) -> None:
+    """The whole decoder's parity runs the binary itself."""
+    path = decoder_like(tmp_path / "m.onnx")
+    compile_decoder(path, 1, "fp16", TARGET, LEVEL2, tmp_path / "out")
+    feeds = {name: _random(*shape) for name, shape in INPUTS.items()}
+    jobs = [Job(model, feeds) for model in (tmp_path / "out" / "m_ctx.onnx", path)]
+    binary, model = emulate(jobs, TARGET, LEVEL2)
+    np.testing.assert_array_equal(binary.outputs["audio"], model.outputs["audio"])
+
+
+def test_a_whole_narrow_decoder_in_half_precision(narrow: KModel, tmp_path: Path) -> None:
+    """Compiled, run and judged as `htp-parity` does it with the real one; padded."""
+    bucket, features = Bucket(8), random_features(6, 0)
+    path = tmp_path / "float.onnx"
+    write_onnx(path, export_decoder(narrow, bucket))
+    truth = reference.decode(narrow.decoder, features)
+    voice = np.zeros((1, 256), np.float32)
+    item = Recorded("u6", "evaluation", 6, 1.0, 0, features, truth, np.zeros((1, 3), np.int64), voice)
+    decoder = Decoder(parity.FP16, path, "fp16")
+    audio = parity.decode_all([decoder], [item], bucket, TARGET, LEVEL2, tmp_path / "cache", 1)
+    table = evaluate([item], bucket, parity.variants(audio, [item], bucket, path))
+    figures = table.set_index("variant")["snr_db"]
+    assert figures[parity.QUANT_CPU] > 90  # the float graph on ONNX Runtime
+    assert 25 < figures[parity.FP16] < 80

@@ -132,6 +132,7 @@ RULES: dict[str, Any] = {
     },
     "op_numerics": {
         "max_seconds": _number(0),
+        "processes": _integer(1),
         "gates": {"fp16_snr_db_min": _number(-200, 200), "quantized_snr_db_min": _number(-200, 200)},
     },
     "htp_parity": {

@@ -7,7 +7,9 @@ the quantized one, at the finalize level that ships.
 """
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ COLUMNS = ("form", "op", "snr_db", "error", "nodes", "node", "description")
 
 SECONDS_A_CLASS = 1.0
 """What compiling and starting one op costs."""
+_CAPTURED_BYTES = 2 << 30
+"""Tensors of the decoder that are held at a time."""
 _CHUNK = 8
 """Classes in one child process: it starts in two seconds, and what it has done is kept when the audit is killed."""
 
@@ -57,6 +61,7 @@ def audit_numerics(
     settings: CompileSettings,
     cache_dir: Path | str,
     max_seconds: float = float("inf"),
+    processes: int = 1,
 ) -> pd.DataFrame:
     """Measure every class of every form.
 
@@ -69,6 +74,7 @@ def audit_numerics(
         cache_dir: keeps each class's figure: a second bucket costs seconds, and a killed audit resumes.
         max_seconds: estimated time that classes which are not in the cache may take together; what is left is not
             measured, and said so.
+        processes: emulations at a time, one core each.
 
     Returns:
         One row a class and form with the columns `COLUMNS`, the worst first: ``snr_db`` of the emulation against ONNX
@@ -81,7 +87,7 @@ def audit_numerics(
         classes = op_classes(graph, frames)
         paths = [Path(cache_dir) / f"{_cache_key(form, one, target, settings)}.json" for one in classes]
         missing = [(one, path) for one, path in zip(classes, paths, strict=True) if not path.is_file()]
-        skipped = _measure(form, graph, missing, feeds, target, settings, max_seconds)
+        skipped = _measure(form, graph, missing, feeds, target, settings, max_seconds, processes)
         for one, path in zip(classes, paths, strict=True):
             figure = {"snr_db": None, "error": skipped} if not path.is_file() else read_json(path)
             rows.append(
@@ -111,41 +117,67 @@ def _measure(
     target: Target,
     settings: CompileSettings,
     max_seconds: float,
+    processes: int,
 ) -> str:
     """Measure the classes that no cache holds, the cheap ones first, and tell why any was left out."""
     parts = {one.key: one.model(graph) for one, _ in missing}
-    seconds = {key: SECONDS_A_CLASS + count_model(part).gmacs / GMAC_PER_SECOND for key, part in parts.items()}
+    seconds = {
+        key: SECONDS_A_CLASS + count_model(part).gmacs / GMAC_PER_SECOND[form.name] for key, part in parts.items()
+    }
     chosen, total = [], 0.0
     for one, path in sorted(missing, key=lambda pair: seconds[pair[0].key]):
+        if (total + seconds[one.key]) / processes > max_seconds:
+            break
         total += seconds[one.key]
-        if total <= max_seconds:
-            chosen.append((one, path))
+        chosen.append((one, path))
     if not chosen:
         return _left_out(max_seconds)
-    inputs = values(form.model, feeds, list(dict.fromkeys(name for one, _ in chosen for name in one.inputs)))
-    print(f"{form.name}: {len(chosen)} classes, about {sum(seconds[one.key] for one, _ in chosen):.0f} s")
-    with tqdm(total=len(chosen), desc=f"{form.name} ops", unit="class") as bar:
-        for chunk in _chunks(chosen):
-            jobs = [Job(parts[one.key], {name: inputs[name] for name in _fed(parts[one.key])}) for one, _ in chunk]
-            for job, answer, (_, path) in zip(jobs, emulate(jobs, target, settings), chunk, strict=True):
-                assert isinstance(job.model, onnx.ModelProto)
-                level = None if answer.error else agreement_db(values(job.model, job.feeds), answer.outputs)
-                write_json(path, {"snr_db": level, "error": answer.error})
-                bar.update()
+    print(f"{form.name}: {len(chosen)} classes, about {total / processes:.0f} s", flush=True)
+    with (
+        ThreadPoolExecutor(processes) as pool,
+        tqdm(total=len(chosen), desc=f"{form.name} ops", unit="class") as bar,
+    ):
+        for group in _groups(graph, chosen[::-1]):  # the dear ones first, so that the processes end together
+            inputs = values(form.model, feeds, list(dict.fromkeys(name for one, _ in group for name in one.inputs)))
+            chunks = [
+                [
+                    (Job(parts[one.key], {name: inputs[name] for name in one.inputs}), path)
+                    for one, path in group[at::step]
+                ]
+                for step in [-(-len(group) // _CHUNK)]
+                for at in range(step)
+            ]
+            for done in pool.map(lambda chunk: _run(chunk, target, settings), chunks):
+                bar.update(done)
     return _left_out(max_seconds)
+
+
+def _run(chunk: Sequence[tuple[Job, Path]], target: Target, settings: CompileSettings) -> int:
+    """Emulate some classes in one child process and keep their figures; how many."""
+    answers = emulate([job for job, _ in chunk], target, settings)
+    for (job, path), answer in zip(chunk, answers, strict=True):
+        assert isinstance(job.model, onnx.ModelProto)
+        level = None if answer.error else agreement_db(values(job.model, job.feeds), answer.outputs)
+        write_json(path, {"snr_db": level, "error": answer.error})
+    return len(chunk)
 
 
 def _left_out(max_seconds: float) -> str:
     return f"not measured: the classes that no cache holds would take more than {max_seconds:.0f} s"
 
 
-def _fed(part: onnx.ModelProto) -> list[str]:
-    return [info.name for info in part.graph.input]
-
-
-def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), _CHUNK):
-        yield items[start : start + _CHUNK]
+def _groups(graph: Graph, chosen: Sequence[tuple[OpClass, Path]]) -> Iterator[list[tuple[OpClass, Path]]]:
+    """Classes whose inputs are captured in one run of the decoder: all of a small bucket's, few of a long one's."""
+    group: list[tuple[OpClass, Path]] = []
+    held = 0
+    for one, path in chosen:
+        size = sum(4 * math.prod(graph.shape(name)) for name in one.inputs)
+        if group and held + size > _CAPTURED_BYTES:
+            yield group
+            group, held = [], 0
+        group.append((one, path))
+        held += size
+    yield group
 
 
 def summarize(table: pd.DataFrame) -> dict[str, Any]:

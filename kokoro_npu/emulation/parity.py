@@ -97,11 +97,12 @@ def decode_all(
             tasks.append((decoder, item, feeds, cache_dir / f"{key}.npy"))
     missing = [task for task in tasks if not task[3].is_file()]
     if missing:
-        gmacs = {decoder.variant: cost.count(decoder.path).gmacs for decoder in decoders}
-        seconds = sum(gmacs[task[0].variant] for task in missing) / GMAC_PER_SECOND / min(processes, len(missing))
+        seconds = {decoder.variant: _seconds(decoder) for decoder in decoders}
+        total = sum(seconds[task[0].variant] for task in missing) / min(processes, len(missing))
+        each = ", ".join(f"{variant} {value:.0f} s" for variant, value in seconds.items())
         print(
-            f"{len(missing)} of {len(tasks)} decodings to emulate: about {seconds / 60:.0f} minutes "
-            f"({GMAC_PER_SECOND:g} GMAC/s in each of {processes} processes)",
+            f"{len(missing)} of {len(tasks)} decodings to emulate: about {total / 60:.0f} minutes "
+            f"in {processes} processes ({each} each)",
             file=sys.stderr,
             flush=True,
         )
@@ -129,6 +130,12 @@ def decode_all(
                 pool.shutdown(cancel_futures=True)
                 raise
     return {(decoder.variant, item.id): np.load(path) for decoder, item, _, path in tasks}
+
+
+def _seconds(decoder: Decoder) -> float:
+    """Estimate of one decoding."""
+    form = "fp16" if decoder.precision == "fp16" else "quantized"
+    return cost.count(decoder.path).gmacs / GMAC_PER_SECOND[form]
 
 
 def _key(digest: str, feeds: Mapping[str, Array], target: Target, settings: CompileSettings) -> str:
