@@ -11,6 +11,7 @@ from kokoro_npu.corpus import CALIBRATION, EVALUATION
 from kokoro_npu.features import load_recorded
 from kokoro_npu.files import atomic
 from kokoro_npu.quantize.ideas import compare_weights
+from kokoro_npu.quantize.rounding import HEAD, round_body
 from kokoro_npu.quantize.trial_bench import choose_windows
 from kokoro_npu.runtime import crop
 from kokoro_npu.sessions import THREADS
@@ -24,8 +25,9 @@ def main(cfg: DictConfig) -> None:
     frames = cfg.trials.frames
     judged = choose_windows(list(load_recorded("artifacts/features", EVALUATION)), frames, cfg.trials.windows)
     windows = [crop(item.features, frames, (item.frames - frames) // 2) for item in judged]
-    calibration = list(load_recorded("artifacts/features", CALIBRATION))
-    results = compare_weights(load_kmodel("artifacts/weights").decoder, windows, calibration, ("generator.head.",))
+    decoder = load_kmodel("artifacts/weights").decoder
+    rounded = round_body(decoder, list(load_recorded("artifacts/features", CALIBRATION)))
+    results = compare_weights(decoder, windows, rounded, (HEAD,))
     with atomic("reports/trials/ideas.csv") as tmp:
         pd.DataFrame(asdict(result) for result in results).to_csv(tmp, index=False, float_format="%.4g")
 

@@ -15,17 +15,14 @@ from torch import Tensor, nn
 
 from kokoro_npu import metrics
 from kokoro_npu.decoder import MaskedAdaIN, MaskedStyleBlock, StaticDecoder
-from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.quantize.rounding import Layer, channel_axis, layers, round_decoder
+from kokoro_npu.quantize.rounded import RoundedWeight
+from kokoro_npu.quantize.rounding import Layer, channel_axis, layers
 from kokoro_npu.runtime import Array, pad_to_bucket
 
 BITS = 8
 _CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 _PERCENTILE = 99.9
-
-STYLE_WEIGHTS = (".scale.weight", ".shift.weight")
-"""Ends of the names of the weights that see the style and no columns."""
 
 Window = Mapping[str, Array]
 """Unpadded decoder features."""
@@ -197,14 +194,14 @@ def _equalize(norm: MaskedAdaIN, conv: nn.Conv2d) -> None:
 
 
 def compare_weights(
-    decoder: upstream.Decoder, windows: Sequence[Window], calibration: Sequence[Recorded], skipped: tuple[str, ...]
+    decoder: upstream.Decoder, windows: Sequence[Window], rounded: Mapping[str, RoundedWeight], skipped: tuple[str, ...]
 ) -> list[Result]:
     """All ideas for 8-bit weights on the same windows.
 
     Args:
         decoder: upstream's decoder, weight norm removed.
         windows: features of what is judged, all of one length.
-        calibration: utterances that GPTQ's Hessians are made from; none of them is judged.
+        rounded: 8-bit weights by GPTQ, on utterances of which none is judged; those that it lacks stay at nearest.
         skipped: beginnings of the names of weights that stay floating.
     """
     contest = Contest(decoder, windows, skipped)
@@ -219,10 +216,7 @@ def compare_weights(
     biases, equalized = contest.equalize(), contest.apply(per_channel)
     contest.reset()
     results.append(contest.judge("per channel, cross-layer equalisation", equalized, lambda: contest.put(biases)))
-    # Style projections see one column of a few voices: too little to learn from.
-    seen = {name: BITS for name in contest.layers if not name.endswith(STYLE_WEIGHTS)}
-    rounded = round_decoder(decoder, calibration, seen)
-    gptq = {n: torch.from_numpy(rounded[n].values(channel_axis(contest.layers[n]))) for n in seen}
+    gptq = {n: torch.from_numpy(w.values(channel_axis(contest.layers[n]))) for n, w in rounded.items()}
     results.append(contest.judge("per channel, GPTQ", nearest | gptq))
-    results.append(contest.judge("per channel, GPTQ, style projections floating", gptq))
+    results.append(contest.judge("per channel, GPTQ, the others floating", gptq))
     return results

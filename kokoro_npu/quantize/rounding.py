@@ -28,11 +28,14 @@ Layer = nn.Conv2d | nn.ConvTranspose2d
 _DAMPING = 0.01
 """Share of the Hessian's mean diagonal that is added to the diagonal, as in the paper."""
 _BLOCK = 128
+STYLE_WEIGHTS = (".scale.weight", ".shift.weight")
+"""Ends of the names of weights that see the style: one column of a few voices is too little to learn from."""
+HEAD, _REFLECTED = "generator.head.", "generator.reflected."
 _FRAMES = 400
 """Of a longer utterance so many frames are seen, from the middle."""
 _LEAST_PEAK = 1e-12
 """Of a channel of zeros, whose scale must not be zero."""
-_COLUMNS = 4096
+_COLUMNS = 1024
 """At most so many columns of one sample enter a Hessian: neighbouring ones say nearly the same."""
 
 
@@ -48,6 +51,12 @@ def layers(decoder: StaticDecoder) -> dict[str, Layer]:
 def channel_axis(layer: Layer) -> int:
     """The axis of a layer's weight that counts its output channels."""
     return 1 if isinstance(layer, nn.ConvTranspose2d) else 0
+
+
+def round_body(decoder: upstream.Decoder, recorded: Sequence[Recorded], bits: int = 8) -> dict[str, RoundedWeight]:
+    """Round by GPTQ every weight that sees columns of sound and is not of the head."""
+    names = [name for name in layers(StaticDecoder(decoder, Bucket(2))) if not name.startswith((HEAD, _REFLECTED))]
+    return round_decoder(decoder, recorded, {name: bits for name in names if not name.endswith(STYLE_WEIGHTS)})
 
 
 def add_hessians(
