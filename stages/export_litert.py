@@ -21,7 +21,7 @@ def main(cfg: DictConfig) -> None:
         for precision in ("fp32", "int8")
     }
     litert.convert(case.module, case.example, paths["fp32"])
-    litert.quantize_weights(paths["fp32"], paths["int8"])
+    litert.quantize_weights(paths["fp32"], paths["int8"], litert.FLOAT_HEAD)
     candidates = {precision: (litert.BACKEND, path) for precision, path in paths.items()}
     settings = Settings(cfg.runtimes.threads, cfg.runtimes.runs)
     table, report = compare(candidates, case.onnx, case.recorded, case.bucket, settings)

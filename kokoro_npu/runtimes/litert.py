@@ -23,6 +23,10 @@ from kokoro_npu.runtimes.measure import Backend, Run, kinds
 EXTRA = "litert"
 TOOLS = ("litert-torch", "ai-edge-litert", "ai-edge-quantizer")
 
+FLOAT_HEAD = ("kokoro_npu.decoder.Head_head",)
+"""The decoder's last part, as the converter names it: 8 bits there, in the basis of the inverse STFT above all, cost
+11 dB and save 55 kB."""
+
 _DELEGATE = "DELEGATE"
 
 
@@ -66,19 +70,33 @@ def _refuse_resized_convolutions(module: nn.Module) -> None:
                 )
 
 
-def quantize_weights(source: Path, path: Path) -> None:
+def quantize_weights(source: Path, path: Path, float_modules: Sequence[str] = ()) -> None:
     """Write ``source`` with its weights as 8-bit integers, one scale a channel; the arithmetic stays in float32.
+
+    Args:
+        source: a float32 ``.tflite``.
+        path: the file to write.
+        float_modules: modules that keep their weights, such as :data:`FLOAT_HEAD`.
 
     Raises:
         KokoroNpuError: the extra is missing.
     """
     require(EXTRA)
-    from ai_edge_quantizer import quantizer, recipe
+    from ai_edge_quantizer import quantizer
+    from ai_edge_quantizer.algorithm_manager import AlgorithmName
+    from ai_edge_quantizer.qtyping import TFLOperationName
+    from ai_edge_quantizer.recipe_manager import RecipeManager
 
+    recipe, every = RecipeManager(), TFLOperationName.ALL_SUPPORTED
+    recipe.add_weight_only_config(regex=".*", operation_name=every, num_bits=8)
+    for module in float_modules:
+        recipe.add_quantization_config(
+            regex=f".*{re.escape(module)}.*", operation_name=every, algorithm_key=AlgorithmName.NO_QUANTIZE
+        )
     quantizing = quantizer.Quantizer(str(source))
-    quantizing.load_quantization_recipe(recipe.weight_only_wi8_afp32())
+    quantizing.load_quantization_recipe(recipe.get_quantization_recipe())
     with atomic(path) as tmp:
-        quantizing.quantize().export_model(str(tmp), overwrite=True)
+        quantizing.quantize(enable_progress_report=False).export_model(str(tmp), overwrite=True)
 
 
 def _open(path: Path, threads: int) -> Run:
