@@ -11,7 +11,12 @@ import click
 
 from kokoro_npu.errors import KokoroNpuError
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "count": "Count a model's nodes, or the bytes of its weights, by operator, type or place.",
+    "diff": "List the operations added and removed between two models.",
+    "estimate-size": "Estimate a model's size after quantization, from trials and thresholds.",
+    "verify": "Speak a text with a model and with PyTorch: two WAV files and the metrics.",
+}
 """Subcommand to its line of help; its module is the name with underscores for hyphens."""
 
 
