@@ -5,7 +5,7 @@ source from its own F0 without any noise, and inverts the STFT by an approximati
 the reference's, so that what is left is the error of its int8 arithmetic; the graph in between is not touched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +93,26 @@ class Monolith:
         found = dict(zip(outputs, values, strict=True))
         predicted = found[_DURATIONS].reshape(-1) if _DURATIONS in found else np.asarray(durations).reshape(-1)
         return Said(found["audio"].reshape(-1), predicted, found[_MAGNITUDE], found[_PHASE])
+
+
+def predict_durations(
+    path: Path | str, sentences: Mapping[str, tuple[npt.NDArray[np.int64], Array, float]]
+) -> dict[str, Durations]:
+    """Durations [1, S] that the monolith gives, by the sentence's name; only its text side runs.
+
+    Args:
+        path: the ONNX file.
+        sentences: name to tokens [1, S], voice row [1, 256] and speed.
+    """
+    model = read_model(path)
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info(_DURATIONS, TensorProto.INT64, [1, "predicted_tokens"]))
+    _drop_unread(model.graph)
+    session = cpu_session(model.SerializeToString())
+    return {
+        name: session.run(None, {"tokens": tokens, "style": voice, "speed": np.array([speed], np.float32)})[0]
+        for name, (tokens, voice, speed) in sentences.items()
+    }
 
 
 class Said:

@@ -116,6 +116,8 @@ RULES: dict[str, Any] = {
     "audit": {"op_table": _TEXT},
     "parity": {"gates": {"torch_snr_db_min": _number(-200, 200), "fp32_snr_db_min": _number(-200, 200)}},
     "profile": {"warmup": _integer(0), "runs": _integer(2), "seconds": _number(0), "threads": _integer(1)},
+    "nnapi": {"frames": _BUCKETS},
+    "variants": {"names": _TEXTS, "frames": _BUCKETS, "runs": _integer(2)},
     "aihub": {
         "target_runtime": _one_of("qnn_context_binary", "precompiled_qnn_onnx"),
         "qairt_version": _TEXT_OR_NONE,

@@ -54,10 +54,10 @@ def command(
     symbols = phonemes if phonemes is not None else phonemize(text or "")
     tokens = tokenize(symbols, load_config(weights)["vocab"], "the text")
     row = voice_row(load_voices(weights), voice, symbols)
-    models = [cpu / f"kokoro_{name}.onnx" for name in ("duration", "prosody")]
-    for path in models:
+    duration, prosody = cpu / "kokoro_duration.onnx", cpu / "kokoro_prosody.onnx"
+    for path in (duration, prosody):
         read_graph(path)
-    found = verify(model, tokens, row, speed, seed, Frontend(*models), load_kmodel(weights))
+    found = verify(model, tokens, row, speed, seed, Frontend(duration, prosody), load_kmodel(weights))
     for name, audio in zip(_FILES, (found.reference, found.audio), strict=True):
         with atomic(out / name) as tmp:
             soundfile.write(tmp, audio, SAMPLE_RATE, subtype="PCM_16")
