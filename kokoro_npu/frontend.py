@@ -52,12 +52,14 @@ class Prepared:
     """What the front end makes of one utterance of L frames.
 
     Attributes:
-        durations: [1, S] int32.
+        durations: [1, S] int32, what the features were made with.
+        predicted: [1, S] int32, the duration model's own; the same unless durations were given.
         features: the decoder's inputs that carry sound, unpadded: ``aligned_features`` [1, 512, L], ``f0_contour``
             and ``energy`` [1, 1, 2 L], ``noise`` [1, 22, 120 L + 8], ``ref_style`` [1, 128].
     """
 
     durations: npt.NDArray[np.int32]
+    predicted: npt.NDArray[np.int32]
     features: dict[str, Array]
 
     @property
@@ -79,22 +81,26 @@ class Frontend:
         self._duration = cpu_session(duration, threads)
         self._prosody = cpu_session(prosody, threads)
 
-    def prepare(self, tokens: npt.NDArray[np.int64], voice: Array, speed: float, rng: np.random.Generator) -> Prepared:
-        """Run both models on tokens [1, S] and a voice row [1, 256]; ``rng`` draws the source's noise."""
-        inputs = {
-            "tokens": tokens,
-            "token_length": np.array([tokens.shape[1]], dtype=np.int64),
-            "voice_embedding": voice,
-            "speed": np.array([speed], dtype=np.float32),
-        }
-        durations, encoded, ref_style, prosody, style = self._duration.run(None, inputs)
-        samples = SAMPLES_PER_FRAME * int(durations.sum())
-        inputs = {
-            "aligned_prosody": align(prosody, durations),
-            "prosody_style": style,
-            "source_noise": rng.standard_normal((1, 1, samples), dtype=np.float32),
-        }
-        f0, energy, noise = self._prosody.run(None, inputs)
+    def prepare(
+        self,
+        tokens: npt.NDArray[np.int64],
+        voice: Array,
+        speed: float,
+        rng: np.random.Generator,
+        durations: npt.NDArray[np.int32] | None = None,
+    ) -> Prepared:
+        """Run both models.
+
+        Args:
+            tokens: [1, S].
+            voice: [1, 256], a row of a voice pack.
+            speed: divides durations.
+            rng: draws the source's noise.
+            durations: [1, S], frames a token in place of the predicted ones, so that two models keep the same time.
+        """
+        predicted, encoded, ref_style, prosody, style = self._duration.run(None, duration_feeds(tokens, voice, speed))
+        durations = predicted if durations is None else durations
+        f0, energy, noise = self._prosody.run(None, prosody_feeds(prosody, style, durations, rng))
         features = {
             "aligned_features": align(encoded, durations),
             "f0_contour": f0,
@@ -102,4 +108,33 @@ class Frontend:
             "noise": noise,
             "ref_style": ref_style,
         }
-        return Prepared(durations, features)
+        return Prepared(durations, predicted, features)
+
+
+def duration_feeds(tokens: npt.NDArray[np.int64], voice: Array, speed: float) -> dict[str, npt.NDArray]:
+    """Inputs of the duration model; shapes as in `Frontend.prepare`."""
+    return {
+        "tokens": tokens,
+        "token_length": np.array([tokens.shape[1]], dtype=np.int64),
+        "voice_embedding": voice,
+        "speed": np.array([speed], dtype=np.float32),
+    }
+
+
+def prosody_feeds(
+    features: Array, style: Array, durations: npt.NDArray[np.int32], rng: np.random.Generator
+) -> dict[str, npt.NDArray]:
+    """Inputs of the prosody model.
+
+    Args:
+        features: [1, S, 640], the duration model's ``prosody_features``.
+        style: [1, 128], its ``prosody_style``.
+        durations: [1, S].
+        rng: draws the source's noise.
+    """
+    samples = SAMPLES_PER_FRAME * int(durations.sum())
+    return {
+        "aligned_prosody": align(features, durations),
+        "prosody_style": style,
+        "source_noise": rng.standard_normal((1, 1, samples), dtype=np.float32),
+    }

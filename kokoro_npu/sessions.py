@@ -9,10 +9,16 @@ THREADS = 2
 must not depend on the machine's cores."""
 
 
-def cpu_session(path: Path | str, threads: int = THREADS) -> ort.InferenceSession:
-    """A session on the CPU provider, without the telemetry that onnxruntime 1.31 sends by default."""
+def cpu_session(model: Path | str | bytes, threads: int = THREADS) -> ort.InferenceSession:
+    """A session on the CPU provider, without the telemetry that onnxruntime 1.31 sends by default.
+
+    Args:
+        model: a file, or the bytes of a model that holds its weights.
+        threads: of one operator.
+    """
     ort.disable_telemetry_events()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # warnings about our graphs' unused initializers help nobody
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    source = model if isinstance(model, bytes) else str(model)
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])

@@ -47,16 +47,17 @@ class Pack:
         return cls(path, {digest: (place["offset"], place["length"]) for digest, place in places.items()})
 
     @classmethod
-    def write(cls, model: onnx.ModelProto, path: Path) -> "Pack":
+    def write(cls, model: onnx.ModelProto, path: Path, alignment: int = _ALIGNMENT) -> "Pack":
         """Write every large initializer of ``model`` (weights inside it) to ``path``, and the index beside it.
 
-        The order is that of the contents' hashes, so that two exports of the same weights give the same bytes.
+        Each starts at a multiple of ``alignment``. The order is that of the contents' hashes, so that two exports of
+        the same weights give the same bytes.
         """
         contents = {digest: raw for _, digest, raw in _large_initializers(model)}
         places: dict[str, tuple[int, int]] = {}
         with atomic(path) as tmp, open(tmp, "wb") as stream:
             for digest in sorted(contents):
-                stream.write(b"\0" * (-stream.tell() % _ALIGNMENT))
+                stream.write(b"\0" * (-stream.tell() % alignment))
                 places[digest] = (stream.tell(), len(contents[digest]))
                 stream.write(contents[digest])
         write_json(cls.index_path(path), {key: {"offset": at, "length": size} for key, (at, size) in places.items()})

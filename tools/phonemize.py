@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import yaml
-from misaki.espeak import EspeakG2P
+
+from kokoro_npu.phonemes import phonemize
 
 HEADER = """\
 # The corpus: what calibrates and what judges. `phonemes` are made from `text` by tools/phonemize.py.
@@ -20,11 +21,8 @@ def main() -> None:
     """Rewrite the corpus in place."""
     path = Path(sys.argv[1] if len(sys.argv) > 1 else "data/corpus.yaml")
     corpus = yaml.safe_load(path.read_text(encoding="utf-8"))
-    to_phonemes = EspeakG2P(language="en-us")
     for utterance in corpus["utterances"]:
-        phonemes = to_phonemes(utterance["text"])[0]
-        # eSpeak marks syllabic consonants (U+0329), which Kokoro's alphabet does not know.
-        utterance["phonemes"] = phonemes.replace("\u0329", "")
+        utterance["phonemes"] = phonemize(utterance["text"])
     body = yaml.safe_dump(corpus, allow_unicode=True, sort_keys=False, width=110)
     path.write_text(HEADER + body, encoding="utf-8")
 

@@ -171,6 +171,8 @@ RULES: dict[str, Any] = {
             "coreml": {"fp32_snr_db_min": _number(-200, 200), "fp16_snr_db_min": _number(-200, 200)},
         },
     },
+    "nnapi": {"frames": _BUCKETS},
+    "variants": {"names": _TEXTS, "frames": _BUCKETS, "runs": _integer(2)},
     "aihub": {
         "target_runtime": _one_of("qnn_context_binary", "precompiled_qnn_onnx"),
         "qairt_version": _TEXT_OR_NONE,

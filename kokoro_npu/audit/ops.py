@@ -2,15 +2,15 @@
 
 import csv
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs installed
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import ModelProto, NodeProto
 
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.onnx_files import all_nodes, op_name, read_graph
 
 FULL, PARTIAL, BLOCKED, NOT_LISTED = "full", "partial", "blocked", "not listed"
 
@@ -77,29 +77,6 @@ def op_table(path: Path | str = OP_TABLE) -> dict[str, tuple[str, str]]:
     return table
 
 
-def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
-def _walk(nodes: list[NodeProto], prefix: str) -> Iterator[tuple[str, NodeProto]]:
-    for index, node in enumerate(nodes):
-        name = prefix + (node.name or f"{node.op_type}#{index}")
-        yield name, node
-        for graph in _subgraphs(node):
-            yield from _walk(list(graph.node), f"{name}/")
-
-
-def all_nodes(model: ModelProto) -> Iterator[tuple[str, NodeProto]]:
-    """Every node with its path, those of subgraphs (``outer/inner``) and model functions included."""
-    yield from _walk(list(model.graph.node), "")
-    for function in model.functions:
-        yield from _walk(list(function.node), f"{function.name}/")
-
-
 def _status(node: NodeProto, table: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
     # Seed 0 writes GELU where ONNX writes Gelu.
     found = table.get(node.op_type) or table.get(node.op_type.upper())
@@ -137,22 +114,12 @@ def audit_graph(path: Path | str, table: Mapping[str, tuple[str, str]] | None = 
     Raises:
         KokoroNpuError: the file is missing or no ONNX model.
     """
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except FileNotFoundError:
-        raise KokoroNpuError(f"{path}: no such model; build it first (dvc repro)") from None
-    except DecodeError as error:
-        raise KokoroNpuError(f"{path}: not an ONNX model ({error})") from None
-    if not model.graph.node:
-        raise KokoroNpuError(f"{path}: not an ONNX model, or one without nodes")
+    model = read_graph(path)
     table = op_table() if table is None else table
     nodes = list(all_nodes(model))
-    counts = Counter((node.domain, node.op_type) for _, node in nodes)
-    kinds = {(node.domain, node.op_type): _status(node, table) for _, node in nodes}
-    rows = [
-        OpRow(f"{domain}.{op}" if domain not in ("", "ai.onnx") else op, count, *kinds[domain, op])
-        for (domain, op), count in counts.items()
-    ]
+    counts = Counter(op_name(node) for _, node in nodes)
+    kinds = {op_name(node): _status(node, table) for _, node in nodes}
+    rows = [OpRow(op, count, *kinds[op]) for op, count in counts.items()]
     blocking = tuple((name, node.op_type) for name, node in nodes if _status(node, table)[0] == BLOCKED)
     try:
         dynamic = _dynamic(model)

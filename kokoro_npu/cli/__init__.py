@@ -12,11 +12,15 @@ import click
 from kokoro_npu.errors import KokoroNpuError
 
 COMMANDS: dict[str, str] = {
-    "doctor": "what this machine lacks for the pipeline, and what to do",
-    "check-bundle": "Check an SDK bundle to the byte",
     "say": "Text to speech, to a WAV file or the loudspeaker",
-    "cuts": "The first op at which the HTP emulation leaves ONNX Runtime.",
-    "inspect": "What an HTP context binary is: chip, build, graphs, inputs and outputs, memory.",
+    "doctor": "What this machine lacks for the pipeline, and what to do",
+    "check-bundle": "Check an SDK bundle to the byte",
+    "inspect": "What an HTP context binary is: chip, build, graphs, inputs and outputs, memory",
+    "cuts": "The first op at which the HTP emulation leaves ONNX Runtime",
+    "count": "Count a model's nodes, or the bytes of its weights, by operator, type or place",
+    "diff": "List the operations added and removed between two models",
+    "estimate-size": "Estimate a model's size after quantization, from trials and thresholds",
+    "verify": "Speak a text with a model and with PyTorch: two WAV files and the metrics",
 }
 """Subcommand to its line of help; its module is the name with underscores for hyphens."""
 

@@ -1,0 +1,70 @@
+"""``kokoro-npu verify``: a text by a model and by PyTorch, as two WAV files and the metrics."""
+
+from pathlib import Path
+
+import click
+
+from kokoro_npu.cli._tables import console, table
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.geometry import FRAMES_PER_SECOND, SAMPLE_RATE
+
+_FILES = ("torch_output.wav", "onnx_output.wav")
+
+
+@click.command(short_help="Speak a text with a model and with PyTorch.")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--text", help="What is said; eSpeak makes the phonemes.")
+@click.option("--phonemes", help="What is said, in Kokoro's alphabet, in place of --text.")
+@click.option("--voice", required=True, help="A voice of the weights.")
+@click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the source's noise.")
+@click.option("--weights", type=click.Path(path_type=Path), default=Path("artifacts/weights"), show_default=True)
+@click.option("--cpu", type=click.Path(path_type=Path), default=Path("artifacts/cpu"), show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=Path(), help="Directory of the WAV files.")
+def command(
+    model: Path,
+    text: str | None,
+    phonemes: str | None,
+    voice: str,
+    speed: float,
+    seed: int,
+    weights: Path,
+    cpu: Path,
+    out: Path,
+) -> None:
+    """Speak a text with the ONNX file MODEL (a decoder, or the int8 monolith) and with upstream's PyTorch model.
+
+    Writes torch_output.wav and onnx_output.wav, and prints how far they are from each other.
+    """
+    if (text is None) == (phonemes is None):
+        raise KokoroNpuError("give either --text or --phonemes")
+    # Imported here: they load torch, and --help should not.
+    import soundfile
+
+    from kokoro_npu.files import atomic
+    from kokoro_npu.frontend import Frontend, tokenize, voice_row
+    from kokoro_npu.onnx_files import read_graph
+    from kokoro_npu.phonemes import phonemize
+    from kokoro_npu.verification import verify
+    from kokoro_npu.weights import FILES, load_config, load_kmodel, load_voices
+
+    read_graph(model)  # before anything slow
+    if missing := [name for name in FILES if not (weights / name).is_file()]:
+        raise KokoroNpuError(f"{weights} holds no {missing[0]}: run the stage `fetch-weights`, or give --weights")
+    symbols = phonemes if phonemes is not None else phonemize(text or "")
+    tokens = tokenize(symbols, load_config(weights)["vocab"], "the text")
+    row = voice_row(load_voices(weights), voice, symbols)
+    duration, prosody = cpu / "kokoro_duration.onnx", cpu / "kokoro_prosody.onnx"
+    for path in (duration, prosody):
+        read_graph(path)
+    found = verify(model, tokens, row, speed, seed, Frontend(duration, prosody), load_kmodel(weights))
+    for name, audio in zip(_FILES, (found.reference, found.audio), strict=True):
+        with atomic(out / name) as tmp:
+            soundfile.write(tmp, audio, SAMPLE_RATE, subtype="PCM_16")
+    rows = [(name, f"{value:.4f}") for name, value in found.figures().items()]
+    rows += [("tokens of another duration", str(found.moved_tokens)), ("by frames", str(found.moved_frames))]
+    printer = console()
+    title = f"{model.name} ({found.kind}), {found.frames / FRAMES_PER_SECOND:.2f} s, voice {voice}"
+    printer.print(table(title, ("", "against PyTorch"), rows))
+    printer.print(f"Phonemes: {symbols}", markup=False)
+    printer.print(f"Wrote {out / _FILES[0]} and {out / _FILES[1]}", markup=False)
