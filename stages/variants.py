@@ -5,10 +5,10 @@ from pathlib import Path
 from _config import stage
 from omegaconf import DictConfig
 
+from kokoro_npu.comparison import Settings, compare
 from kokoro_npu.features import load_recorded
 from kokoro_npu.files import atomic, write_json
 from kokoro_npu.quantize.variants import Source
-from kokoro_npu.comparison import Settings, compare
 from kokoro_npu.versions import provenance
 from kokoro_npu.weights import source_label
 

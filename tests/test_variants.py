@@ -8,6 +8,7 @@ import pytest
 from kokoro import KModel
 
 from kokoro_npu import whole_model
+from kokoro_npu.comparison import OTHER_DRAW, Comparison, Settings, compare
 from kokoro_npu.corpus import CALIBRATION, EVALUATION, Utterance
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.export import export_decoder, export_duration, export_prosody
@@ -19,7 +20,6 @@ from kokoro_npu.onnx_files import read_model
 from kokoro_npu.quantize.static8 import HEAD, quantize_static8, static_encodings, static_recipe
 from kokoro_npu.quantize.variants import DURATION, PROSODY, Source, variant, variant_bytes
 from kokoro_npu.shared_weights import Pack
-from kokoro_npu.comparison import OTHER_DRAW, Comparison, Settings, compare
 from kokoro_npu.verification import verify
 from kokoro_npu.whole_model import GIVEN, OWN, Files
 from tests.tiny_model import tiny_voice
