@@ -53,6 +53,7 @@ class Entry:
         decoders: precision (``fp32``, ``quantized``) to the path of the ONNX decoder in the bundle.
         context_model: path of the ONNX wrapper of the context binary; empty if there is none.
         context_binary: path of the binary; empty if the bucket is not compiled.
+        graphs: the bucket's graphs in a binary that several buckets share, in their order.
         not_compiled: why not.
     """
 
@@ -60,6 +61,7 @@ class Entry:
     decoders: Mapping[str, str]
     context_model: str = ""
     context_binary: str = ""
+    graphs: tuple[str, ...] = ()
     not_compiled: str = ""
 
 
@@ -108,13 +110,13 @@ def compose(
 
 def _bucket(root: Path, entry: Entry) -> dict[str, Any]:
     bucket = Bucket(entry.frames)
-    compiled = {"model": entry.context_model or None, "binary": entry.context_binary} if entry.context_binary else None
+    compiled = {"model": entry.context_model or None, "binary": entry.context_binary, "graphs": list(entry.graphs)}
     return {
         "frames": bucket.frames,
         "seconds": bucket.seconds,
         "samples": bucket.samples,
         "decoders": dict(sorted(entry.decoders.items())),
-        "context_binary": compiled,
+        "context_binary": compiled if entry.context_binary else None,
         "not_compiled": entry.not_compiled,
         **tensors(root / next(iter(sorted(entry.decoders.items())))[1]),
     }
@@ -182,5 +184,6 @@ def referenced(manifest: Mapping[str, Any]) -> set[str]:
     paths = {manifest["phonemes"], *manifest["voices"]["files"].values()}
     paths |= {model["path"] for model in manifest["models"].values()}
     for bucket in manifest["buckets"]:
-        paths |= set(bucket["decoders"].values()) | set((bucket["context_binary"] or {}).values()) - {None}
+        compiled = bucket["context_binary"] or {}
+        paths |= set(bucket["decoders"].values()) | {compiled[key] for key in ("model", "binary") if compiled.get(key)}
     return paths | {manifest.get("encodings", manifest["phonemes"])}

@@ -70,7 +70,6 @@ def write_bundle(build: Build, precisions: Sequence[str], licences: Sequence[Pat
         for name, path in _CPU.items():
             _copy(getattr(next(iter(held.values())), name), root / path)
         decoders = {name: dict(_copy_decoders(models, root, name)) for name, models in held.items()}
-        compiled = {frames: _copy_compiled(build, frames, root) for frames in sorted(build.buckets)}
         voices = dict(_write_voices(next(iter(held.values())), root))
         write_json(root / "phonemes.json", next(iter(held.values())).vocab)
         for licence in licences:
@@ -83,10 +82,10 @@ def write_bundle(build: Build, precisions: Sequence[str], licences: Sequence[Pat
         (root / "reference/host_vectors.txt").write_text(vectors_text(), encoding="utf-8")
 
         entries = [
-            Entry(frames, {name: paths[frames] for name, paths in decoders.items()}, *compiled[frames][:3])
+            _entry(build, frames, {name: paths[frames] for name, paths in decoders.items()}, root)
             for frames in sorted(build.buckets)
         ]
-        facts = _facts(build, quality, [qairt for *_, qairt in compiled.values() if qairt])
+        facts = _facts(build, quality)
         if QUANTIZED in held:
             _copy(build.artifacts / "quantized/encodings.json", root / "decoder/quantized/encodings.json")
             facts["encodings"] = "decoder/quantized/encodings.json"
@@ -118,8 +117,9 @@ def _directory(out_dir: Path) -> Iterator[Path]:
 def _copy(source: Path, target: Path) -> None:
     if not source.is_file():
         raise KokoroNpuError(f"{source} is not there: build it first (make repro)")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+    if not target.exists():  # the buckets' shared binary is there after the first
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
 
 
 def _copy_decoders(models: Models, root: Path, precision: str) -> Iterator[tuple[int, str]]:
@@ -138,22 +138,30 @@ def _external_files(model: Path) -> list[str]:
     return sorted({entry.value for entry in entries if entry.key == "location"})
 
 
-def _copy_compiled(build: Build, frames: int, root: Path) -> tuple[str, str, str, str]:
-    """Paths of the context model and its binary in the bundle, why there are none, and the compiler's version."""
+def _entry(build: Build, frames: int, decoders: dict[str, str], root: Path) -> Entry:
+    """One bucket of the manifest, its context binary copied where there is one."""
     report = _report(build, "compile", frames)
     if not report["compiled"]:
-        return "", "", str(report["reason"]), ""
+        return Entry(frames, decoders, not_compiled=str(report["reason"]))
     directory = build.artifacts / "compiled" / str(frames)
-    models = [path.name for path in sorted(directory.glob("*_ctx.onnx"))]  # AI Hub gives a binary alone
-    names = _context_binaries(directory / models[0]) if models else [path.name for path in directory.glob("*.bin")]
-    if len(models) > 1 or len(names) != 1:
+    # The binary that all buckets share lies above with the models that name it; `bucket.json` says which.
+    shared = directory / "bucket.json"
+    if shared.is_file():
+        names = read_json(shared)
+        directory, models, binaries, graphs = directory.parent, [names["context"]], [names["binary"]], names["graphs"]
+    else:
+        models = [path.name for path in sorted(directory.glob("*_ctx.onnx"))]  # AI Hub gives a binary alone
+        found = directory.glob("*.bin")
+        binaries = _context_binaries(directory / models[0]) if models else [path.name for path in found]
+        graphs = []
+    if len(models) > 1 or len(binaries) != 1:
         raise KokoroNpuError(
-            f"{directory} holds {len(models)} context models and {len(names)} binaries where its report says compiled: "
-            f"run the stage qai-compile@{frames} again"
+            f"{directory} holds {len(models)} context models and {len(binaries)} binaries where its report says "
+            "compiled: run the stage qai-compile again"
         )
-    for name in (*models, *names):
+    for name in (*models, *binaries):
         _copy(directory / name, root / "htp" / name)
-    return f"htp/{models[0]}" if models else "", f"htp/{names[0]}", "", str(report["qairt"])
+    return Entry(frames, decoders, f"htp/{models[0]}" if models else "", f"htp/{binaries[0]}", tuple(graphs))
 
 
 def _context_binaries(model: Path) -> list[str]:
@@ -186,8 +194,9 @@ def _quality(build: Build, frames: int) -> dict[str, Any]:
     return {"frames": frames, **{key: report[key] for key in _QUALITY if key in report}}
 
 
-def _facts(build: Build, quality: Sequence[Mapping[str, Any]], qairt: Sequence[str]) -> dict[str, Any]:
+def _facts(build: Build, quality: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     target = build.target
+    compilers = {str(_report(build, "compile", frames)["qairt"]) for frames in build.buckets}
     return {
         "model": {
             "name": "Kokoro-82M",
@@ -202,7 +211,7 @@ def _facts(build: Build, quality: Sequence[Mapping[str, Any]], qairt: Sequence[s
             "soc_model": target.soc_model,
             "htp_arch": target.htp_arch,
             "vtcm_mb": target.vtcm_mb,
-            "qairt": ", ".join(sorted(set(qairt))),
+            "qairt": ", ".join(sorted(compilers - {""})),
         },
         "tools": tool_versions(["kokoro-npu", *TOOLS]),
         "quality": list(quality),
