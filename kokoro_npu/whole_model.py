@@ -213,10 +213,13 @@ def time_ratios(
 ) -> dict[str, dict[str, float]]:
     """Time of CPU models over the float ones', in one process, their runs interleaved.
 
+    It is the processor time of one thread: what other processes do on the machine does not enter it, nor do threads
+    that spin while they wait.
+
     Args:
         float_files: the float model.
         others: name to model.
-        recorded: what is spoken; each utterance counts with its fastest run, which others on the machine disturb least.
+        recorded: what is spoken; each utterance counts with its fastest run.
         truth: durations by utterance.
         runs: of each model and utterance, after one that is not counted.
 
@@ -224,7 +227,7 @@ def time_ratios(
         Name to ``duration``, ``prosody`` and ``both``: sum of the fastest runs over that of the float model.
     """
     sessions = {
-        name: (cpu_session(files.duration), cpu_session(files.prosody))
+        name: (cpu_session(files.duration, 1), cpu_session(files.prosody, 1))
         for name, files in {"": float_files, **others}.items()
     }
     sums: dict[str, list[float]] = {name: [0.0, 0.0] for name in sessions}
@@ -234,10 +237,10 @@ def time_ratios(
         for run in range(-1, runs):
             for name, pair in sessions.items():
                 for part, (session, inputs) in enumerate(zip(pair, feeds, strict=True)):
-                    start = time.perf_counter()
+                    start = time.process_time()
                     session.run(None, inputs)
                     if run >= 0:
-                        seconds.setdefault((name, part), []).append(time.perf_counter() - start)
+                        seconds.setdefault((name, part), []).append(time.process_time() - start)
         for (name, part), values in seconds.items():
             sums[name][part] += min(values)
     base = sums.pop("")

@@ -22,6 +22,8 @@ from kokoro_npu.features import Recorded
 from kokoro_npu.files import read_json, write_json
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.quantize import Calibration, Recipe, calibrate, calibration_samples, quantize_decoder
+from kokoro_npu.quantize.lines import load_lines
+from kokoro_npu.quantize.rounding import round_decoder
 from kokoro_npu.runtime import Array, pad_to_bucket, trim
 from kokoro_npu.shared_weights import Pack
 from tests.narrow_model import narrow_kmodel, random_features
@@ -335,3 +337,30 @@ def test_a_second_build_has_the_same_bytes(built: Path, tmp_path: Path) -> None:
     assert len(files) == 7
     for file in files:
         assert (tmp_path / file).read_bytes() == (built / file).read_bytes(), file
+
+
+# The committed recipe.
+
+
+def test_the_mixed_recipe_beats_the_preset(model: onnx.ModelProto, built: Path, quantized: Quantized) -> None:
+    mixed = replace(W8A16, precision="mixed", float_scopes=(), lines=load_lines(ROOT / "recipes/mixed.yaml"))
+    kmodel = quantized_kmodel()
+    rounded = round_decoder(kmodel.decoder, RECORDED, mixed.rounded_weights(model))
+    path = built / "mixed.onnx"
+    onnx.save(quantize_decoder(model, mixed, built / "encodings.json", rounded), path)
+    features = random_features(24, seed=99)
+    truth = reference.decode(kmodel.decoder, features)
+    plain, better = (
+        metrics.snr_db(truth, trim(parity.onnx_variant(file)(pad_to_bucket(features, OTHER)), 24))
+        for file in (quantized["w8a16"][1], path)
+    )
+    assert better > plain + 3
+
+
+def test_the_mixed_recipe_fits_a_decoder_with_the_real_kernels() -> None:
+    model = export_decoder(narrow_kmodel(1, kernels=(3, 7, 11)), Bucket(2))
+    mixed = replace(W8A16, float_scopes=(), lines=load_lines(ROOT / "recipes/mixed.yaml"))
+    settings = mixed.settings(model)
+    assert settings["/generator/resblocks.2/convs1.0/Conv"].weights == 8
+    assert settings["/generator/head/Exp"].float
+    assert all(name.startswith(HEAD) for name, one in settings.items() if one.float)

@@ -201,6 +201,14 @@ def test_static_computes_in_uint8_but_for_what_stays_float() -> None:
     assert 8 < _snr(_run(_model()), _run(model)) < 45
 
 
+def test_a_node_may_have_a_width_of_its_own() -> None:
+    model = quantize_cpu(_model(), CpuRecipe(store=INT8, widths={"conv": FP16}, float_nodes=("gemm_t",)))
+    stored = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    assert stored["conv_fp16"] == TensorProto.FLOAT16
+    assert stored["gemm_int8"] == TensorProto.INT8
+    assert stored["gemm_t"] == TensorProto.FLOAT
+
+
 def test_nodes_without_a_name_are_quantized_too() -> None:
     model = _model()
     for node in model.graph.node:

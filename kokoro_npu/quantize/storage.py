@@ -46,11 +46,6 @@ class Matrix:
     node: str
     axes: tuple[int, ...]
 
-    @property
-    def values(self) -> int:
-        """Its elements."""
-        return int(np.prod(self.tensor.dims))
-
 
 def matrices(model: ModelProto, smallest: int = 1024) -> list[Matrix]:
     """The float initializers that operators of `WEIGHT_INPUTS` multiply by, of at least ``smallest`` elements.
