@@ -172,7 +172,9 @@ def test_a_recipe_follows_the_thresholds() -> None:
     assert wide == {small}
     assert {name for name, one in settings.items() if one.float and name.rpartition("/")[0] == noisy.rpartition("/")[0]}
     assert settings[fine].activations == 8
-    assert settings[small].rounding == "gptq"
+    # Sixteen bits need no help with rounding.
+    assert {settings[node.name].rounding for node in weighted_nodes(model) if node.name != small} == {"gptq"}
+    assert settings[small].rounding == "nearest"
 
 
 def _recorded(frames: int) -> Recorded:
