@@ -69,8 +69,8 @@ VARIANTS: dict[str, VariantRecipe] = {
     variant.name: variant
     for variant in (
         VariantRecipe(
-            "q8f16", 82.39, **_both(CpuRecipe(dynamic_ops=("LSTM",), store=INT8, rest=FP16)),
-            decoder=STORED, decoder_store=INT8, rest=FP16, cpu_ops="dynamic int8 LSTMs, the rest float, int8 stored",
+            "q8f16", 82.39, **_both(CpuRecipe(store=INT8, rest=FP16)),
+            decoder=STORED, decoder_store=INT8, rest=FP16, cpu_ops="float, int8 stored",
         ),
         VariantRecipe(
             "quantized", 88.21, **_both(CpuRecipe(dynamic_ops=("LSTM", "MatMul"), store=INT8)),
