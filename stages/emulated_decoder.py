@@ -9,10 +9,10 @@ from omegaconf import DictConfig
 from kokoro_npu.export import export_decoder
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.quantize import Recipe, quantize_decoder
+from kokoro_npu.quantize import Recipe, load_rounded, quantize_decoder
 from kokoro_npu.weights import load_kmodel
 
-OUT = Path("artifacts/emulation/decoder")
+OUT, QUANTIZED = Path("artifacts/emulation/decoder"), Path("artifacts/quantized")
 
 
 @stage
@@ -23,7 +23,8 @@ def main(cfg: DictConfig) -> None:
     )
     write_onnx(OUT / "float.onnx", model)
     recipe = Recipe.from_options(plain(cfg.quantize))
-    write_onnx(OUT / "quantized.onnx", quantize_decoder(model, recipe, Path("artifacts/quantized/encodings.json")))
+    rounded = load_rounded(QUANTIZED / "rounded.safetensors")
+    write_onnx(OUT / "quantized.onnx", quantize_decoder(model, recipe, QUANTIZED / "encodings.json", rounded))
 
 
 if __name__ == "__main__":
