@@ -8,7 +8,6 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from kokoro import KModel
 from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
@@ -20,7 +19,7 @@ from kokoro_npu.files import atomic, read_json, write_json
 from kokoro_npu.frontend import Frontend, tokenize, voice_row
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.runtime import Array
-from kokoro_npu.sessions import THREADS
+from kokoro_npu.torch_cpu import set_up_torch
 from kokoro_npu.wav import write_wav
 
 _MANIFEST = "manifest.json"
@@ -77,7 +76,7 @@ def record(
     Returns:
         A flat report: utterances by part, seconds, and tokens whose durations differ from PyTorch's.
     """
-    torch.set_num_threads(THREADS)
+    set_up_torch()
     entries = []
     for utterance in tqdm(corpus, desc="features", unit="utterance"):
         where = f"utterance {utterance.id}"

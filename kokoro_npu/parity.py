@@ -16,7 +16,8 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.runtime import Array, crop, pad_to_bucket, trim
-from kokoro_npu.sessions import THREADS, cpu_session
+from kokoro_npu.sessions import cpu_session
+from kokoro_npu.torch_cpu import set_up_torch
 from kokoro_npu.variants import FP32 as FP32
 from kokoro_npu.variants import QUANT as QUANT
 from kokoro_npu.variants import REFERENCE
@@ -29,7 +30,7 @@ Variant = Callable[[dict[str, Array]], Array]
 
 def variants(model: KModel, bucket: Bucket, fp32: Path, quantized: Path) -> Iterator[tuple[str, Variant]]:
     """The decoders that are judged, one in memory at a time: static torch, fp32 ONNX and quantized ONNX."""
-    torch.set_num_threads(THREADS)
+    set_up_torch()
     yield TORCH, torch_variant(StaticDecoder(model.decoder, bucket))
     yield FP32, onnx_variant(fp32)
     yield QUANT, onnx_variant(quantized)

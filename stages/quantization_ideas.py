@@ -3,7 +3,6 @@
 from dataclasses import asdict
 
 import pandas as pd
-import torch
 from _config import stage
 from omegaconf import DictConfig
 
@@ -14,14 +13,14 @@ from kokoro_npu.quantize.ideas import compare_weights
 from kokoro_npu.quantize.rounding import HEAD, round_body
 from kokoro_npu.quantize.trial_bench import choose_windows
 from kokoro_npu.runtime import crop
-from kokoro_npu.sessions import THREADS
+from kokoro_npu.torch_cpu import set_up_torch
 from kokoro_npu.weights import load_kmodel
 
 
 @stage
 def main(cfg: DictConfig) -> None:
     """Write reports/trials/ideas.csv."""
-    torch.set_num_threads(THREADS)
+    set_up_torch()
     frames = cfg.trials.frames
     judged = choose_windows(list(load_recorded("artifacts/features", EVALUATION)), frames, cfg.trials.windows)
     windows = [crop(item.features, frames, (item.frames - frames) // 2) for item in judged]
