@@ -29,7 +29,8 @@ def main(cfg: DictConfig) -> None:
         table.to_csv(tmp, index=False, float_format="%.6g")
     made_by = provenance(source_label(WEIGHTS), cfg.quantize.precision, "onnxruntime-cpu")
     write_json(f"reports/parity/{cfg.frames}.json", summarize(table) | made_by)
-    check_gates(table, {**cfg.parity.gates, **cfg.quantize.gates}, f"parity-eval@{cfg.frames}")
+    gates = {**cfg.parity.gates, **cfg.quantize.gates}
+    check_gates(table, gates, f"parity-eval@{cfg.frames}", cfg.parity.fill_min)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,21 @@ def test_a_fault_of_one_variant_is_not_held_against_another() -> None:
     parity.check_gates(_table(fp32_logmel_mae=9.0, torch_magspec_corr=0.1), GATES, "here")
 
 
+def test_a_nearly_empty_bucket_is_measured_and_only_its_float_decoders_are_gated() -> None:
+    nearly_empty = _table(quant_snr_db=11.0, quant_fill=0.02, fp32_fill=0.02)
+    parity.check_gates(nearly_empty, GATES, "here", fill_min=0.05)
+    assert parity.summarize(nearly_empty)["quant_snr_db_min"] == 11.0
+    with pytest.raises(KokoroNpuError, match="b misses fp32_snr_db_min"):
+        parity.check_gates(_table(fp32_snr_db=11.0, fp32_fill=0.02), GATES, "here", fill_min=0.05)
+
+
+def test_without_a_filled_bucket_the_fullest_utterance_is_gated() -> None:
+    table = _table(quant_snr_db=11.0, quant_fill=0.04).assign(fill=lambda t: t["fill"].clip(upper=0.04))
+    table.loc[table["utterance"] != "b", "fill"] = 0.01
+    with pytest.raises(KokoroNpuError, match="b misses quant_snr_db_min"):
+        parity.check_gates(table, GATES, "here", fill_min=0.05)
+
+
 def test_moved_durations_close_the_gate_without_any_other() -> None:
     table = _table(quant_duration_mismatches=2)
     with pytest.raises(KokoroNpuError, match="here: durations of b differ from PyTorch's"):

@@ -115,6 +115,7 @@ RERUNS: list[tuple[str, Any, set[str]]] = [
     ("target.vtcm_mb", 4, JUDGES - {"parity-eval"}),
     ("compile.optimization_level", 3, JUDGES - {"parity-eval"}),
     ("audit.op_table", "data/other.csv", {"op-audit", "summary", "report"}),
+    ("parity.fill_min", 0.1, {"parity-eval", "summary", "report", "package"}),
     ("parity.gates.fp32_snr_db_min", 1.0, {"parity-eval", "summary", "report", "package"}),
     ("profile.runs", 2, {"device-profile", "summary", "report"}),
     ("report.baseline", "HEAD~0", {"report"}),

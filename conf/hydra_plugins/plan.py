@@ -119,7 +119,10 @@ RULES: dict[str, Any] = {
         "memory_reserve_gib": _number(0),
     },
     "audit": {"op_table": _TEXT},
-    "parity": {"gates": {"torch_snr_db_min": _number(-200, 200), "fp32_snr_db_min": _number(-200, 200)}},
+    "parity": {
+        "fill_min": _number(0, 1),
+        "gates": {"torch_snr_db_min": _number(-200, 200), "fp32_snr_db_min": _number(-200, 200)},
+    },
     "trials": {"frames": _integer(_FEWEST_FRAMES), "windows": _integer(1), "weight_bits": _one_of(8, 16)},
     "derive": {
         "thresholds": {
