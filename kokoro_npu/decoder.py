@@ -1,14 +1,17 @@
 """The static decoder: Kokoro's decoder for a fixed number of frames, exact at any padding.
 
-Every tensor is [1, channels, 1, width] so that the compiler sees two-dimensional convolutions and inserts no
-reshapes. Padding is dealt with in two places only (design §4): it is zeroed just before every convolution, as zero
-padding would have been, and the instance norms count real frames alone. The rewrites that Hexagon needs are
-part of the module: depthwise upsampling in two phases, squares as products, the reciprocals of lengths as an
-input, nearest upsampling as an interleave.
+Every tensor is [1, channels, rows, width] so that the compiler sees two-dimensional convolutions and inserts no
+reshapes; there is one row, but at the last rate of a long bucket (:mod:`kokoro_npu.rows`). Padding is dealt with in two
+places only (design §4): it is zeroed just before every convolution, as zero padding would have been, and the instance
+norms count real frames alone. The rewrites that Hexagon needs are part of the module: depthwise upsampling in two
+phases, squares as products, the reciprocals of lengths as an input, nearest upsampling as an interleave. So are those
+that only save it operations: all style projections in a few matrix products, their results as the norm op's own scale
+and shift, constant factors inside the weights, inputs brought into its layout once.
 
 Source: ``kokoro.istftnet`` 0.9.4 (``Decoder``, ``Generator``, ``AdainResBlk1d``, ``AdaINResBlock1``, ``AdaIN1d``).
 """
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,8 +19,10 @@ import torch.nn.functional as F
 from kokoro import istftnet as upstream
 from torch import Tensor, nn
 
-from kokoro_npu.geometry import DECODE_RATE, GENERATOR_RATE, HOP, NOISE_TAIL, STFT_BINS, UPSAMPLE_RATES, Bucket
+from kokoro_npu.convs import conv2d, conv_transpose2d, interleave, kernel_conv, pointwise, scaled
+from kokoro_npu.geometry import DECODE_RATE, HOP, STEP_PADDING, STFT_BINS, UPSAMPLE_RATES, Bucket
 from kokoro_npu.istft import SYNTHESIS_PADDING, edge_kernel, synthesis_kernel
+from kokoro_npu.rows import LastUpsample, NoiseConv, RowConv, last_mask, with_halo
 
 _INSTANCE_NORM_EPS = 1e-5
 _GENERATOR_SLOPE = 0.1
@@ -30,16 +35,64 @@ class Rate(NamedTuple):
     """What the masked operations need at one of the decoder's rates.
 
     Attributes:
-        mask: [1, 1, 1, W], 1 on real columns and 0 on padding.
+        mask: [1, 1, R, W], 1 on real columns and 0 on padding.
         root_mask: ``mask`` times the root of the ratio of padded to real columns.
         ratio: [1, 1, 1, 1], padded columns over real columns.
-        inverse_root: [1, 1, 1, 1], one over the root of ``ratio``.
     """
 
     mask: Tensor
     root_mask: Tensor
     ratio: Tensor
-    inverse_root: Tensor
+
+
+class Affine(NamedTuple):
+    """What the style makes of one instance norm.
+
+    Attributes:
+        scale: [C], 1 + gamma, over the root of the rate's ratio.
+        shift: [C], beta.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+
+class StyleProjections(nn.Module):
+    """The projections of all adaptive norms of one kind of block: one product for the scales, one for the shifts.
+
+    Args:
+        norms: upstream's norms in the order in which the blocks ask for them.
+    """
+
+    def __init__(self, norms: Iterable[upstream.AdaIN1d]) -> None:
+        super().__init__()
+        layers = [norm.fc for norm in norms]
+        self.channels = [layer.out_features // 2 for layer in layers]
+        # Each projection gives [gamma; beta]; 1 + gamma is folded into the bias.
+        halves = [(layer.weight.chunk(2), layer.bias.chunk(2)) for layer in layers]
+        self.scale = pointwise(torch.cat([w[0] for w, _ in halves]), torch.cat([b[0] for _, b in halves]) + 1)
+        self.shift = pointwise(torch.cat([w[1] for w, _ in halves]), torch.cat([b[1] for _, b in halves]))
+
+    def forward(self, style: Tensor, inverse_root: Tensor) -> tuple[Tensor, Tensor]:
+        """Style [1, 128, 1, 1] and one over the ratio's root [1, 1, 1, 1] to all norms' scales and shifts."""
+        return self.scale(style) * inverse_root, self.shift(style)
+
+
+class AffineSplit(nn.Module):
+    """The scales and shifts of all norms, [1, C, 1, 1], to those of each.
+
+    A module of its own, because quantization leaves it floating: the norms take half-precision scales and shifts, so
+    that one conversion before the split serves for one after it for each norm.
+    """
+
+    def __init__(self, channels: list[int]) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, scale: Tensor, shift: Tensor) -> Iterator[Affine]:
+        """Both of the norms in their order, as tensors of one dimension."""
+        scales, shifts = (x.permute(0, 2, 3, 1).reshape(-1).split(self.channels) for x in (scale, shift))
+        return map(Affine, scales, shifts)
 
 
 class MaskedAdaIN(nn.Module):
@@ -47,23 +100,17 @@ class MaskedAdaIN(nn.Module):
 
     With m the mask, r the ratio of padded to real columns and mu the mean over real columns, the norm of
     (x - mu) m sqrt(r) has mean zero and the variance of the real columns, so that epsilon keeps its meaning;
-    dividing by sqrt(r) restores the scale.
+    dividing by sqrt(r), which is part of the scale, restores the size.
     """
 
-    def __init__(self, norm: upstream.AdaIN1d) -> None:
-        super().__init__()
-        channels = norm.fc.out_features // 2
-        # The style's projection gives [gamma; beta]: as two projections nothing has to be split, and 1 + gamma is
-        # folded into a bias. As pointwise convolutions their results need no reshape.
-        self.scale = _pointwise(norm.fc.weight[:channels], norm.fc.bias[:channels] + 1)
-        self.shift = _pointwise(norm.fc.weight[channels:], norm.fc.bias[channels:])
-
-    def forward(self, x: Tensor, style: Tensor, rate: Rate) -> Tensor:
-        """[1, C, 1, W] and style [1, 128, 1, 1] to [1, C, 1, W]; the padding of the result is not zero."""
+    def forward(self, x: Tensor, affine: Affine, rate: Rate) -> Tensor:
+        """[1, C, R, W] to the same shape; the padding of the result is not zero."""
         x = x * rate.mask
-        mean = x.mean(dim=3, keepdim=True) * rate.ratio
-        normed = F.instance_norm((x - mean) * rate.root_mask, eps=_INSTANCE_NORM_EPS)
-        return normed * (self.scale(style) * rate.inverse_root) + self.shift(style)
+        time = 3 if x.shape[2] == 1 else (2, 3)
+        mean = x.mean(dim=time, keepdim=True) * rate.ratio
+        return F.instance_norm(
+            (x - mean) * rate.root_mask, weight=affine.scale, bias=affine.shift, eps=_INSTANCE_NORM_EPS
+        )
 
 
 class Snake(nn.Module):
@@ -75,7 +122,7 @@ class Snake(nn.Module):
         self.inverse = nn.Parameter(1 / self.alpha.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[1, C, 1, W] to the same shape."""
+        """[1, C, R, W] to the same shape."""
         sine = torch.sin(x * self.alpha)
         return x + sine * sine * self.inverse
 
@@ -83,21 +130,26 @@ class Snake(nn.Module):
 class MaskedResBlock(nn.Module):
     """The generator's residual block (``AdaINResBlock1``): three pairs of dilated convolutions with Snake."""
 
-    def __init__(self, block: upstream.AdaINResBlock1) -> None:
+    def __init__(self, block: upstream.AdaINResBlock1, rows: int) -> None:
         super().__init__()
-        self.norms1 = nn.ModuleList(MaskedAdaIN(norm) for norm in block.adain1)
-        self.norms2 = nn.ModuleList(MaskedAdaIN(norm) for norm in block.adain2)
+        self.norms1 = nn.ModuleList(MaskedAdaIN() for _ in block.adain1)
+        self.norms2 = nn.ModuleList(MaskedAdaIN() for _ in block.adain2)
         self.snakes1 = nn.ModuleList(Snake(alpha) for alpha in block.alpha1)
         self.snakes2 = nn.ModuleList(Snake(alpha) for alpha in block.alpha2)
-        self.convs1 = nn.ModuleList(_conv(conv) for conv in block.convs1)
-        self.convs2 = nn.ModuleList(_conv(conv) for conv in block.convs2)
+        self.convs1 = nn.ModuleList(RowConv(conv, rows) for conv in block.convs1)
+        self.convs2 = nn.ModuleList(RowConv(conv, rows) for conv in block.convs2)
 
-    def forward(self, x: Tensor, style: Tensor, rate: Rate) -> Tensor:
-        """[1, C, 1, W] to the same shape."""
+    @staticmethod
+    def style_norms(block: upstream.AdaINResBlock1) -> list[upstream.AdaIN1d]:
+        """The norms of upstream's block in the order in which they are used."""
+        return [norm for pair in zip(block.adain1, block.adain2, strict=True) for norm in pair]
+
+    def forward(self, x: Tensor, affines: Iterator[Affine], rate: Rate) -> Tensor:
+        """[1, C, R, W] to the same shape; takes its norms' scales and shifts from ``affines``."""
         layers = zip(self.norms1, self.snakes1, self.convs1, self.norms2, self.snakes2, self.convs2, strict=True)
         for norm1, snake1, conv1, norm2, snake2, conv2 in layers:
-            y = conv1(snake1(norm1(x, style, rate)) * rate.mask)
-            y = conv2(snake2(norm2(y, style, rate)) * rate.mask)
+            y = conv1(snake1(norm1(x, next(affines), rate)) * rate.mask)
+            y = conv2(snake2(norm2(y, next(affines), rate)) * rate.mask)
             x = x + y
         return x
 
@@ -108,7 +160,7 @@ class TwoPhaseUpsample(nn.Module):
     Output column 2 i is w1 x[i], column 2 i + 1 is w2 x[i] + w0 x[i + 1]. The native op scored -1.8 dB on HTP.
     """
 
-    def __init__(self, pool: nn.ConvTranspose1d, width: int) -> None:
+    def __init__(self, pool: nn.ConvTranspose1d) -> None:
         super().__init__()
         weight = pool.weight.detach()[:, 0, :]
         channels = weight.shape[0]
@@ -117,7 +169,6 @@ class TwoPhaseUpsample(nn.Module):
         )
         assert pool.bias is not None
         self.bias = nn.Parameter(pool.bias.detach().reshape(1, channels, 1, 1).clone())
-        self.width = width
         self.register_buffer("end", torch.zeros(1, channels, 1, 1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -125,35 +176,40 @@ class TwoPhaseUpsample(nn.Module):
         following = torch.cat([x[..., 1:], self.get_buffer("end")], dim=3)
         even = x * self.centre + self.bias
         odd = x * self.following + following * self.previous + self.bias
-        return _interleave(even, odd, self.width)
+        return interleave([even, odd])
 
 
 class MaskedStyleBlock(nn.Module):
     """The decoder's residual block (``AdainResBlk1d``), upsampling by two or not."""
 
-    def __init__(self, block: upstream.AdainResBlk1d, width: int) -> None:
+    def __init__(self, block: upstream.AdainResBlk1d) -> None:
         super().__init__()
-        self.norm1 = MaskedAdaIN(block.norm1)
-        self.norm2 = MaskedAdaIN(block.norm2)
-        self.conv1 = _conv(block.conv1)
-        self.conv2 = _conv(block.conv2)
-        self.shortcut = _conv(block.conv1x1) if block.learned_sc else None
-        self.pool = None if block.upsample_type == "none" else TwoPhaseUpsample(block.pool, width)
-        self.width = width
+        self.norm1 = MaskedAdaIN()
+        self.norm2 = MaskedAdaIN()
+        self.conv1 = conv2d(block.conv1)
+        # The sum of both branches is scaled: so are their last weights instead.
+        self.conv2 = scaled(conv2d(block.conv2), _HALF_ROOT, bias=True)
+        self.shortcut = scaled(conv2d(block.conv1x1), _HALF_ROOT) if block.learned_sc else None
+        self.pool = None if block.upsample_type == "none" else TwoPhaseUpsample(block.pool)
 
-    def forward(self, x: Tensor, style: Tensor, rate: Rate, out_rate: Rate) -> Tensor:
+    @staticmethod
+    def style_norms(block: upstream.AdainResBlk1d) -> list[upstream.AdaIN1d]:
+        """The norms of upstream's block in the order in which they are used."""
+        return [block.norm1, block.norm2]
+
+    def forward(self, x: Tensor, affines: Iterator[Affine], rate: Rate, out_rate: Rate) -> Tensor:
         """[1, C, 1, W] at ``rate`` to [1, C', 1, W'] at ``out_rate``, which is ``rate`` without upsampling."""
-        y = F.leaky_relu(self.norm1(x, style, rate), _BLOCK_SLOPE) * rate.mask
+        y = F.leaky_relu(self.norm1(x, next(affines), rate), _BLOCK_SLOPE) * rate.mask
         if self.pool is not None:
             y = self.pool(y) * out_rate.mask
         y = self.conv1(y)
-        y = F.leaky_relu(self.norm2(y, style, out_rate), _BLOCK_SLOPE) * out_rate.mask
+        y = F.leaky_relu(self.norm2(y, next(affines), out_rate), _BLOCK_SLOPE) * out_rate.mask
         y = self.conv2(y)
         # A pointwise convolution commutes with repetition: half the work when it comes first.
-        shortcut = x if self.shortcut is None else self.shortcut(x)
+        shortcut = x * _HALF_ROOT if self.shortcut is None else self.shortcut(x)
         if self.pool is not None:
-            shortcut = _interleave(shortcut, shortcut, self.width)
-        return (y + shortcut) * _HALF_ROOT
+            shortcut = interleave([shortcut] * DECODE_RATE)
+        return y + shortcut
 
 
 class InverseSTFT(nn.Module):
@@ -161,18 +217,16 @@ class InverseSTFT(nn.Module):
 
     def __init__(self, bucket: Bucket) -> None:
         super().__init__()
-        self.synthesis = _kernel_conv(synthesis_kernel())
-        self.edge = _kernel_conv(edge_kernel())
+        self.synthesis = kernel_conv(synthesis_kernel())
+        self.edge = kernel_conv(edge_kernel())
         self.bucket = bucket
 
     def forward(self, magnitude: Tensor, phase: Tensor, mask: Tensor) -> Tensor:
-        """Magnitude (zero on padding) and phase [1, 11, 1, W], mask [1, 1, 1, W], to audio [1, 600 T]."""
+        """Magnitude (zero on padding) and phase [1, 11, R, W], mask [1, 1, R, W], to audio [1, 600 T]."""
         spectrum = torch.cat([magnitude * torch.cos(phase), magnitude * torch.sin(phase)], dim=1)
-        left, right = SYNTHESIS_PADDING
-        hops = self.synthesis(F.pad(spectrum, (left, right))) * self.edge(F.pad(mask, (left, right)))
-        # [1, 5, 1, W] to samples in order: the layout of a channels-last convolution, so free on HTP.
-        samples = hops.reshape(1, HOP, self.bucket.noise_steps).transpose(1, 2)
-        return samples.reshape(1, HOP * self.bucket.noise_steps)[:, : self.bucket.samples]
+        hops = self.synthesis(with_halo(spectrum, *SYNTHESIS_PADDING)) * self.edge(with_halo(mask, *SYNTHESIS_PADDING))
+        # [1, 5, R, W] to samples in order: the layout of a channels-last convolution, so free on HTP.
+        return hops.permute(0, 2, 3, 1).reshape(1, HOP * self.bucket.noise_steps)[:, : self.bucket.samples]
 
 
 class Head(nn.Module):
@@ -181,15 +235,15 @@ class Head(nn.Module):
     An 8-bit head costs six decibels (design §5), and holds next to no weights.
     """
 
-    def __init__(self, conv_post: nn.Conv1d, bucket: Bucket) -> None:
+    def __init__(self, conv_post: nn.Conv1d, gain: float, bucket: Bucket, rows: int) -> None:
         super().__init__()
         # Two convolutions, because the split of one would be a wide slice.
-        self.post_magnitude = _conv(conv_post, channels=slice(0, STFT_BINS))
-        self.post_phase = _conv(conv_post, channels=slice(STFT_BINS, None))
+        self.post_magnitude = RowConv(conv_post, rows, slice(0, STFT_BINS), gain)
+        self.post_phase = RowConv(conv_post, rows, slice(STFT_BINS, None), gain)
         self.inverse_stft = InverseSTFT(bucket)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """X [1, 128, 1, W], zero on padding, and mask [1, 1, 1, W] to audio [1, 600 T]."""
+        """X [1, 128, R, W], zero on padding, and mask [1, 1, R, W] to audio [1, 600 T]."""
         magnitude = torch.exp(self.post_magnitude(x)) * mask
         return self.inverse_stft(magnitude, torch.sin(self.post_phase(x)), mask)
 
@@ -197,40 +251,46 @@ class Head(nn.Module):
 class StaticGenerator(nn.Module):
     """The iSTFTNet generator at the rates 2, 20 and 120 columns a frame."""
 
-    def __init__(self, generator: upstream.Generator, bucket: Bucket) -> None:
+    def __init__(self, generator: upstream.Generator, bucket: Bucket, rows: int) -> None:
         super().__init__()
-        self.noise_convs = nn.ModuleList(_conv(conv, padding=0) for conv in generator.noise_convs)
-        self.noise_left = [int(conv.padding[0]) for conv in generator.noise_convs]
-        self.noise_res = nn.ModuleList(MaskedResBlock(block) for block in generator.noise_res)
-        self.ups = nn.ModuleList(_conv_transpose(up) for up in generator.ups)
-        self.resblocks = nn.ModuleList(MaskedResBlock(block) for block in generator.resblocks)
-        self.blocks_per_rate = generator.num_kernels
-        self.reflected = _reflected_column(generator.ups[-1])
-        self.head = Head(generator.conv_post, bucket)
-        channels = generator.ups[-1].out_channels
-        self.register_buffer("tail", torch.zeros(1, channels, 1, NOISE_TAIL), persistent=False)
+        self.blocks_per_rate = count = generator.num_kernels
+        self.noise_convs = nn.ModuleList(NoiseConv(conv, rows, STEP_PADDING) for conv in generator.noise_convs)
+        rows_at = [1] * (len(generator.ups) - 1) + [rows]
+        self.noise_res = nn.ModuleList(map(MaskedResBlock, generator.noise_res, rows_at))
+        # A rate's residual blocks are averaged. Leaky ReLU keeps the factor, and the next weights take it.
+        gain = 1 / count
+        *ups, last = generator.ups
+        self.ups = nn.ModuleList(scaled(conv_transpose2d(up), gain if i else 1.0) for i, up in enumerate(ups))
+        self.ups.append(LastUpsample(last, rows, STEP_PADDING, gain))
+        self.resblocks = nn.ModuleList(
+            MaskedResBlock(block, rows_at[i // count]) for i, block in enumerate(generator.resblocks)
+        )
+        self.head = Head(generator.conv_post, gain, bucket, rows)
 
-    def forward(self, x: Tensor, style: Tensor, noise: Tensor, rates: list[Rate]) -> Tensor:
-        """X [1, 512, 1, 2 T], noise [1, 22, 1, 120 T + 8] to audio [1, 600 T]; ``rates``: 2, 20, 120 a frame."""
-        last = len(self.ups) - 1
+    @staticmethod
+    def style_norms(generator: upstream.Generator) -> list[list[upstream.AdaIN1d]]:
+        """For each rate upstream's norms in the order in which they are used."""
+        count = generator.num_kernels
+        blocks = [
+            [source, *generator.resblocks[i * count : (i + 1) * count]] for i, source in enumerate(generator.noise_res)
+        ]
+        return [[norm for block in group for norm in MaskedResBlock.style_norms(block)] for group in blocks]
+
+    def forward(self, x: Tensor, affines: list[Iterator[Affine]], noise: Tensor, rates: list[Rate]) -> Tensor:
+        """X [1, 512, 1, 2 T], noise [1, 22, R, (120 T + 8) / R] to audio [1, 600 T].
+
+        ``rates`` has those of 2, 20 and 120 columns a frame, ``affines`` those of the last two.
+        """
         for i, up in enumerate(self.ups):
             before, after = rates[i], rates[i + 1]
             x = F.leaky_relu(x, _GENERATOR_SLOPE) * before.mask
-            # Right padding is not needed: the 120 T + 8 columns reach beyond the last window.
-            left = self.noise_left[i]
-            source = self.noise_convs[i](F.pad(noise, (left, 0)) if left else noise)
-            source = self.noise_res[i](source, style, after)
-            y = up(x)
-            if i == last:
-                # The reflected column is output column 1, which is one tap on input column 0: computed apart,
-                # nothing wide has to be sliced.
-                y = torch.cat([self.reflected(x[..., :1]), y, self.get_buffer("tail")], dim=3)
-            x = y + source
+            source = self.noise_res[i](self.noise_convs[i](noise), affines[i], after)
+            x = up(x) + source
             blocks = self.resblocks[i * self.blocks_per_rate : (i + 1) * self.blocks_per_rate]
-            total = blocks[0](x, style, after)
+            total = blocks[0](x, affines[i], after)
             for block in blocks[1:]:
-                total = total + block(x, style, after)
-            x = total * (1 / self.blocks_per_rate)
+                total = total + block(x, affines[i], after)
+            x = total
         final = rates[-1]
         return self.head(F.leaky_relu(x, _POST_SLOPE) * final.mask, final.mask)
 
@@ -244,19 +304,24 @@ class StaticDecoder(nn.Module):
     Args:
         decoder: upstream's decoder with its weight norm removed.
         bucket: the static size.
+        rows: of the last rate; those that the bucket's width demands, unless given.
     """
 
-    def __init__(self, decoder: upstream.Decoder, bucket: Bucket) -> None:
+    def __init__(self, decoder: upstream.Decoder, bucket: Bucket, rows: int | None = None) -> None:
         super().__init__()
         self.bucket = bucket
-        self.f0_conv = _conv(decoder.F0_conv)
-        self.energy_conv = _conv(decoder.N_conv)
-        self.asr_res = _conv(decoder.asr_res[0])
-        self.encode = MaskedStyleBlock(decoder.encode, bucket.frames)
-        self.decode = nn.ModuleList(MaskedStyleBlock(block, bucket.frames) for block in decoder.decode)
-        self.generator = StaticGenerator(decoder.generator, bucket)
-        self.register_buffer("one", torch.ones(1, 1, 1, 1), persistent=False)
-        self.register_buffer("tail", torch.zeros(1, 1, 1, NOISE_TAIL), persistent=False)
+        self.rows = bucket.rows if rows is None else rows
+        self.f0_conv = conv2d(decoder.F0_conv)
+        self.energy_conv = conv2d(decoder.N_conv)
+        self.asr_res = conv2d(decoder.asr_res[0])
+        self.encode = MaskedStyleBlock(decoder.encode)
+        self.decode = nn.ModuleList(MaskedStyleBlock(block) for block in decoder.decode)
+        self.generator = StaticGenerator(decoder.generator, bucket, self.rows)
+        style_blocks = [decoder.encode, *decoder.decode]
+        norms = [norm for block in style_blocks for norm in MaskedStyleBlock.style_norms(block)]
+        styles = [StyleProjections(group) for group in [norms, *StaticGenerator.style_norms(decoder.generator)]]
+        self.styles = nn.ModuleList(styles)
+        self.affines = nn.ModuleList(AffineSplit(projections.channels) for projections in styles)
         self.requires_grad_(False)
         self.eval()
 
@@ -271,104 +336,42 @@ class StaticDecoder(nn.Module):
         frame_ratio: Tensor,
     ) -> Tensor:
         """Decode one bucket; shapes as in :attr:`Bucket.input_shapes`, audio [1, 600 T]."""
-        aligned, f0, energy, noise, mask = (
-            tensor.unsqueeze(2) for tensor in (aligned_features, f0_contour, energy, noise, frame_mask)
+        aligned, f0, energy, mask = (_columns(x) for x in (aligned_features, f0_contour, energy, frame_mask))
+        noise = _columns(noise, self.rows)
+        rates, inverse_roots = self._rates(mask, frame_ratio)
+        style = _columns(ref_style.unsqueeze(2))
+        affines, *generator_affines = (
+            split(*project(style, root))
+            for project, split, root in zip(self.styles, self.affines, inverse_roots, strict=True)
         )
-        style = ref_style.unsqueeze(2).unsqueeze(3)
-        rates = self._rates(mask, frame_ratio)
         f0 = self.f0_conv(f0)
         energy = self.energy_conv(energy)
         residual = self.asr_res(aligned)
-        x = self.encode(torch.cat([aligned, f0, energy], dim=1), style, rates[0], rates[0])
+        x = self.encode(torch.cat([aligned, f0, energy], dim=1), affines, rates[0], rates[0])
         for block in self.decode:
             out_rate = rates[0] if block.pool is None else rates[1]
-            x = block(torch.cat([x, residual, f0, energy], dim=1), style, rates[0], out_rate)
-        return self.generator(x, style, noise, rates[1:])
+            x = block(torch.cat([x, residual, f0, energy], dim=1), affines, rates[0], out_rate)
+        return self.generator(x, generator_affines, noise, rates[1:])
 
-    def _rates(self, mask: Tensor, frame_ratio: Tensor) -> list[Rate]:
-        """Masks and ratios at 1, 2, 20 and 120 columns a frame, the last with the STFT's extra column."""
-        ratios = [frame_ratio[:, i : i + 1].reshape(1, 1, 1, 1) for i in range(frame_ratio.shape[1])]
-        frames = self.bucket.frames
-        factors = [DECODE_RATE, DECODE_RATE * UPSAMPLE_RATES[0], GENERATOR_RATE]
-        masks = [mask] + [_repeat_columns(mask, frames, factor) for factor in factors]
-        masks[-1] = torch.cat([self.get_buffer("one"), masks[-1], self.get_buffer("tail")], dim=3)
-        of_frames, of_steps = ratios[:3], ratios[3:]
-        return [
-            Rate(mask, mask * root, ratio, inverse)
-            for mask, (ratio, root, inverse) in zip(masks, [of_frames] * 3 + [of_steps], strict=True)
-        ]
+    def _rates(self, mask: Tensor, frame_ratio: Tensor) -> tuple[list[Rate], list[Tensor]]:
+        """Masks and ratios at 1, 2, 20 and 120 columns a frame, the last with the STFT's extra column.
 
-
-def _repeat_columns(mask: Tensor, width: int, factor: int) -> Tensor:
-    """[1, 1, 1, W] to [1, 1, 1, factor W], each column repeated in place."""
-    return mask.reshape(1, 1, width, 1).expand(1, 1, width, factor).reshape(1, 1, 1, width * factor)
+        And one over the ratios' roots for the style blocks and for the generator's two rates.
+        """
+        ratio, root, inverse, *of_steps = _columns(frame_ratio.unsqueeze(2)).split(1, dim=1)
+        masks = [mask]
+        for factor in (DECODE_RATE, *UPSAMPLE_RATES[:-1]):
+            masks.append(interleave([masks[-1]] * factor))
+        steps = last_mask(masks[-1], UPSAMPLE_RATES[-1], self.rows, STEP_PADDING)
+        step_ratio, step_root, step_inverse = of_steps
+        rates = [Rate(mask, mask * root, ratio) for mask in masks]
+        return [*rates, Rate(steps, steps * step_root, step_ratio)], [inverse, inverse, step_inverse]
 
 
-def _interleave(even: Tensor, odd: Tensor, width: int) -> Tensor:
-    """Two [1, C, 1, W] to [1, C, 1, 2 W] with their columns taking turns."""
-    channels = even.shape[1]
-    columns = torch.cat([even.reshape(1, channels, width, 1), odd.reshape(1, channels, width, 1)], dim=3)
-    return columns.reshape(1, channels, 1, 2 * width)
+def _columns(x: Tensor, rows: int = 1) -> Tensor:
+    """An input [1, C, W] as [1, C, R, W / R].
 
-
-def _pointwise(weight: Tensor, bias: Tensor) -> nn.Conv2d:
-    """A matrix [out, in] and its bias as a pointwise convolution over [1, in, 1, W]."""
-    result = nn.Conv2d(weight.shape[1], weight.shape[0], 1)
-    result.weight.data = weight.detach()[:, :, None, None].clone()
-    assert result.bias is not None
-    result.bias.data = bias.detach().clone()
-    return result
-
-
-def _conv(conv: nn.Conv1d, *, padding: int | None = None, channels: slice = slice(None)) -> nn.Conv2d:
-    """A one-dimensional convolution over [1, C, 1, W]; ``channels`` keeps a part of its outputs."""
-    weight = conv.weight.detach()[channels, :, None, :].clone()
-    own_padding = int(conv.padding[0]) if padding is None else padding
-    result = nn.Conv2d(
-        conv.in_channels,
-        weight.shape[0],
-        (1, conv.kernel_size[0]),
-        stride=(1, conv.stride[0]),
-        padding=(0, own_padding),
-        dilation=(1, conv.dilation[0]),
-        groups=conv.groups,
-        bias=conv.bias is not None,
-    )
-    result.weight.data = weight
-    if conv.bias is not None and result.bias is not None:
-        result.bias.data = conv.bias.detach()[channels].clone()
-    return result
-
-
-def _conv_transpose(conv: nn.ConvTranspose1d) -> nn.ConvTranspose2d:
-    result = nn.ConvTranspose2d(
-        conv.in_channels,
-        conv.out_channels,
-        (1, conv.kernel_size[0]),
-        stride=(1, conv.stride[0]),
-        padding=(0, int(conv.padding[0])),
-    )
-    result.weight.data = conv.weight.detach()[:, :, None, :].clone()
-    assert conv.bias is not None
-    assert result.bias is not None
-    result.bias.data = conv.bias.detach().clone()
-    return result
-
-
-def _reflected_column(up: nn.ConvTranspose1d) -> nn.Conv2d:
-    """Output column 1 of ``up`` as a pointwise convolution of its input column 0.
-
-    Output column j takes tap k of input i where j = stride i - padding + k. For j = 1 and i = 0 the tap is
-    padding + 1; a second input would need a tap of at least ``stride`` more, or a column before the first.
+    The pooling of single columns changes nothing, but is an op that has a layout: it is brought into HTP's once, where
+    otherwise each user of the input would get a transpose of its own.
     """
-    tap = int(up.padding[0]) + 1
-    assert tap < up.stride[0]
-    assert up.bias is not None
-    return _pointwise(up.weight.detach()[:, :, tap].T, up.bias)
-
-
-def _kernel_conv(kernel: Tensor) -> nn.Conv2d:
-    """A fixed kernel [out, in, taps] as a convolution without bias over [1, in, 1, W]."""
-    result = nn.Conv2d(kernel.shape[1], kernel.shape[0], (1, kernel.shape[2]), bias=False)
-    result.weight.data = kernel[:, :, None, :].clone()
-    return result
+    return F.max_pool2d(x.reshape(1, x.shape[1], rows, -1), 1)

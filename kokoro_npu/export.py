@@ -95,15 +95,18 @@ def export_prosody(model: KModel, opset: int = DEFAULT_OPSET) -> onnx.ModelProto
     return _finish(exported, "kokoro_prosody")
 
 
-def export_decoder(model: KModel, bucket: Bucket, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
+def export_decoder(
+    model: KModel, bucket: Bucket, opset: int = DEFAULT_OPSET, rows: int | None = None
+) -> onnx.ModelProto:
     """Export the static decoder of one bucket and simplify it; weights stay inside the returned model.
 
     Args:
         model: upstream's model, weight norm removed.
         bucket: the static size.
         opset: ONNX opset, 17 or newer.
+        rows: see :class:`StaticDecoder`.
     """
-    module = StaticDecoder(model.decoder, bucket)
+    module = StaticDecoder(model.decoder, bucket, rows)
     inputs = {name: torch.zeros(shape) for name, shape in bucket.input_shapes.items()}
     name = f"kokoro_decoder_{bucket.frames}"
     with tqdm(total=2, desc=f"export {name}", unit="step") as progress:

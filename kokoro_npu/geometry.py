@@ -27,10 +27,15 @@ FRAME_RATIOS = 6
 MAX_TOKENS = 512
 """PL-BERT positions: phoneme tokens plus the two boundary tokens."""
 
-_STEP_PADDING = 8
+STEP_PADDING = 8
 """Columns after the 120 T steps: the one of the centred STFT, and zeros up to a multiple of 8, because
 lengths that are not (19,201) failed to finalize on a device where 19,208 passed (design §4)."""
-NOISE_TAIL = _STEP_PADDING - 1
+
+MAX_WIDTH = 65_535
+"""Widest multi-channel tensor that HTP's compiler finalizes at every level (design §5)."""
+_WIDEST_HALO = 50
+"""Columns that the widest convolution of the last rate adds to a row (kernel 11, dilation 5)."""
+NOISE_TAIL = STEP_PADDING - 1
 """Zero columns right of the real ones of a ``noise`` that is not padded to a bucket."""
 
 
@@ -57,7 +62,16 @@ class Bucket:
     @property
     def noise_steps(self) -> int:
         """Length of ``noise``: 120 T + 8, of which 120 L + 1 are real for L real frames."""
-        return GENERATOR_RATE * self.frames + _STEP_PADDING
+        return GENERATOR_RATE * self.frames + STEP_PADDING
+
+    @property
+    def rows(self) -> int:
+        """Rows into which the last rate is folded, R: as few as keep each within what the compiler takes.
+
+        Where even 8 are too few, 8.
+        """
+        fitting = (rows for rows in (1, 2, 4) if self.noise_steps // rows + _WIDEST_HALO * (rows > 1) <= MAX_WIDTH)
+        return next(fitting, 8)
 
     @property
     def samples(self) -> int:

@@ -35,6 +35,7 @@ def stage(main: Callable[[DictConfig], None]) -> Callable[[], None]:
             params: Any = OmegaConf.to_container(cfg)
             if (frames := params.pop("frames")) != "???":
                 plan.check_frames(frames)
+            params.pop("chip")
             plan.check(params)
             OmegaConf.set_readonly(cfg, True)
             main(cfg)

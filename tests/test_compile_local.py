@@ -7,12 +7,13 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from onnx import helper
 
-from kokoro_npu.compile import BACKENDS, CompileSettings, Target, compile_decoder, memory, toolchain
+from kokoro_npu.compile import BACKENDS, CompileSettings, Target, compile_decoder, compile_decoders, memory, toolchain
 from kokoro_npu.compile.binary import BinaryInfo, GraphInfo, check_binary, read_binary
 from kokoro_npu.errors import KokoroNpuError
 from tests.small_graphs import INPUTS, WIDTH, decoder_like, save_model
@@ -104,11 +105,11 @@ def test_a_tensor_beyond_the_width_wall_is_not_attempted(tmp_path: Path, monkeyp
         {"wide": (1, 2, 1, 65_536), "mono": (1, 1, 1, 90_000)},
     )
     widest = memory.widest_tensor(path)
-    assert widest == ("x", 65_536)
+    assert widest == ("wide", 65_536)
     for settings in (SETTINGS, replace(SETTINGS, optimization_level=1, graph_splitting=True)):
         refused = memory.refusal(546, "w8a16", settings, widest)
         assert refused is not None
-        assert "tensor x is 65536 wide" in refused
+        assert "tensor wide is 65536 wide" in refused
     assert memory.refusal(546, "w8a16", replace(SETTINGS, optimization_level=1), widest) is None
     assert memory.refusal(546, "w8a16", SETTINGS, ("x", 65_535)) is None
 
@@ -147,7 +148,7 @@ def test_a_crash_of_the_compiler_is_one_line(tmp_path: Path, model: Path, monkey
 def test_an_error_of_the_compiler_keeps_its_cause(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "print('\x1b[31m[E:onnxruntime:, qnn_model.cc:1 Finalize] QNN.graphFinalize() error 1002\x1b[m')\n"
-        "context = request['session_entries']['ep.context_file_path']\n"
+        "context = request['models'][0]['context']\n"
         "open(context.replace('.onnx', '_qnn.bin'), 'w').close()\n"
         "answer(ok=False, error='EPFail: Failed to finalize')\n"
         "sys.exit(1)\n"
@@ -163,7 +164,7 @@ def test_nodes_on_the_cpu_are_an_error(tmp_path: Path, model: Path, monkeypatch:
     """A context model with a node beside the EPContext node: part of the decoder would run on the CPU."""
     code = (
         "from onnx import helper, save, TensorProto\n"
-        "context = request['session_entries']['ep.context_file_path']\n"
+        "context = request['models'][0]['context']\n"
         "info = helper.make_tensor_value_info('x', TensorProto.FLOAT, [1])\n"
         "nodes = [helper.make_node('EPContext', ['x'], ['y'], domain='com.microsoft'),"
         " helper.make_node('Mod', ['y', 'x'], ['z'])]\n"
@@ -174,6 +175,39 @@ def test_nodes_on_the_cpu_are_an_error(tmp_path: Path, model: Path, monkeypatch:
     _replace_worker(monkeypatch, tmp_path, code)
     with pytest.raises(KokoroNpuError, match="1 EPContext nodes and Mod; the whole decoder must be one"):
         compile_decoder(model, 120, "w8a16", SM8650, SETTINGS, tmp_path / "out")
+
+
+def test_the_crash_of_one_of_several_names_it(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _replace_worker(
+        monkeypatch,
+        tmp_path,
+        "for each in request['models']:\n"
+        "    print('begin', each['frames'], flush=True)\n"
+        "    if each['frames'] == 130: os.kill(os.getpid(), signal.SIGSEGV)\n",
+    )
+    with pytest.raises(
+        KokoroNpuError, match=r"^compile of 130 frames, w8a16, level 2 for sm8650: the compiler died of SI"
+    ):
+        compile_decoders({120: model, 130: model, 140: model}, "w8a16", SM8650, SETTINGS, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_bucket_that_eats_the_machine_is_left_out(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others start again, without it."""
+    tried = []
+
+    def worker(_command: str, request: dict[str, Any], **_options: object) -> toolchain.WorkerRun:
+        tried.append([each["frames"] for each in request["models"]])
+        return toolchain.WorkerRun({}, -9, "begin 120\nbegin 130\n", 1.0, 5, guarded=130 in tried[-1])
+
+    monkeypatch.setattr(toolchain, "missing_reason", lambda: None)
+    monkeypatch.setattr(toolchain, "library_dir", lambda: tmp_path)
+    monkeypatch.setattr(toolchain, "run_worker", worker)
+    with pytest.raises(KokoroNpuError, match=r"compile of 120 frames, .* died of SIGKILL"):
+        compile_decoders({130: model, 120: model}, "w8a16", SM8650, SETTINGS, tmp_path / "out")
+    assert tried == [[120, 130], [120]]
 
 
 def test_a_compile_that_eats_the_machine_is_ended(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

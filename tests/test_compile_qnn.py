@@ -1,20 +1,37 @@
 """Audit and compile with Qualcomm's compiler, on graphs that take it a second."""
 
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
+from kokoro_npu import metrics
 from kokoro_npu.audit import audit_decoder, audit_graph, audit_placement
-from kokoro_npu.compile import CompileSettings, Target, compile_decoder, toolchain
+from kokoro_npu.chips import read_chips
+from kokoro_npu.compile import CompileSettings, Target, compile_decoder, compile_decoders, memory, pieces, toolchain
 from kokoro_npu.compile.binary import check_binary, model_io, read_binary
+from kokoro_npu.compile.options import provider_options
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.files import sha256
+from kokoro_npu.export import export_decoder
+from kokoro_npu.files import read_json, sha256
+from kokoro_npu.geometry import Bucket
+from kokoro_npu.runtime import pad_to_bucket
+from kokoro_npu.sessions import cpu_session
+from kokoro_npu.shared_weights import Pack
+from tests.narrow_model import narrow_kmodel, random_features
 from tests.small_graphs import decoder_like, quantize_w8a16
 
 pytestmark = pytest.mark.qnn
+
+CHIPS = Path(__file__).resolve().parents[1] / "conf" / "target"
 
 SM8650 = Target("sm8650", "Snapdragon 8 Gen 3", 57, 75, 8)
 SM8550 = Target("sm8550", "Snapdragon 8 Gen 2", 43, 73, 8)
@@ -66,11 +83,128 @@ def test_a_binary_depends_on_the_model_and_not_on_its_place(models: dict[str, Pa
     assert found[0] == found[1]
 
 
+def _decoders(directory: Path, frames: Sequence[int], rows: int | None = None) -> dict[int, Path]:
+    """Narrow decoders that share one file of weights, as those of the build do."""
+    kmodel = narrow_kmodel(1, kernels=(3,))
+    models = {size: export_decoder(kmodel, Bucket(size), rows=rows) for size in frames}
+    pack = Pack.write(models[frames[0]], directory / "kokoro_decoder.weights")
+    paths = {size: directory / f"kokoro_decoder_{size}.onnx" for size in frames}
+    for size, model in models.items():
+        pack.save(model, paths[size])
+    return paths
+
+
+def test_two_buckets_share_one_binary(tmp_path: Path) -> None:
+    paths = _decoders(tmp_path, (8, 12))
+    out = tmp_path / "compiled"
+    reports = compile_decoders(paths, "fp16", SM8650, SETTINGS, out)
+    names = ["12", "8", "kokoro_decoder_12_ctx.onnx", "kokoro_decoder_8_ctx.onnx", "kokoro_decoder_qnn.bin"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    shared = (out / "kokoro_decoder_qnn.bin").stat().st_size
+    alone = [
+        compile_decoder(path, frames, "fp16", SM8650, SETTINGS, tmp_path / "alone")["binary_bytes"]
+        for frames, path in paths.items()
+    ]
+    assert shared < 0.95 * sum(alone)
+    assert [report["binary_bytes_counted"] for report in reports.values()] == [shared, 0]
+    graphs = {graph.name: graph for graph in read_binary(out / "kokoro_decoder_qnn.bin").graphs}
+    assert sorted(graphs) == sorted(report["graph"] for report in reports.values())
+    for frames, report in reports.items():
+        assert (report["compiled"], report["binary_bytes"], report["graphs_in_binary"]) == (True, shared, 2)
+        assert graphs[report["graph"]].inputs["noise"][0] == Bucket(frames).input_shapes["noise"]
+        (node,) = onnx.load(out / f"kokoro_decoder_{frames}_ctx.onnx", load_external_data=False).graph.node
+        assert {a.name: a.s for a in node.attribute}["ep_cache_context"] == b"kokoro_decoder_qnn.bin"
+        assert read_json(out / str(frames) / "bucket.json") == {
+            "binary": "kokoro_decoder_qnn.bin",
+            "context": f"kokoro_decoder_{frames}_ctx.onnx",
+            "graphs": [report["graph"]],
+        }
+
+
+# The emulation cannot load a binary with shared weights again (it dies of SIGSEGV; upstream skips its own tests of that
+# on x86), so each graph is run in the process that compiles them, from the context that becomes the binary.
+_RUN_SHARED = """if True:
+    import json, sys, numpy as np, onnxruntime as ort
+    from kokoro_npu.compile.worker import _session_options
+    request = json.load(open(sys.argv[1]))
+    for number, each in enumerate(request["models"]):
+        last = {"ep.stop_share_ep_contexts": "1"} if number + 1 == len(request["models"]) else {}
+        entries = {
+            "session.disable_cpu_ep_fallback": "1", "ep.context_enable": "1", "ep.context_embed_mode": "0",
+            "ep.context_file_path": each["context"], "ep.share_ep_contexts": "1", **last,
+        }
+        options = _session_options({"provider_options": request["provider_options"], "session_entries": entries})
+        session = ort.InferenceSession(each["model"], options, enable_fallback=0)
+        np.save(each["result"], session.run(None, dict(np.load(each["inputs"])))[0])
+"""
+
+
+def test_each_graph_of_a_shared_context_computes_its_bucket(tmp_path: Path) -> None:
+    paths, truths, models = _decoders(tmp_path, (6, 12)), {}, []
+    for frames, path in paths.items():
+        inputs = pad_to_bucket(random_features(frames - 1, seed=frames), Bucket(frames))
+        truths[frames] = cpu_session(path).run(None, inputs)[0]
+        np.savez(tmp_path / f"{frames}.npz", **inputs)  # type: ignore[arg-type]  # arrays by name
+        models.append({
+            "model": str(path), "context": str(tmp_path / f"{frames}_ctx.onnx"),
+            "inputs": str(tmp_path / f"{frames}.npz"), "result": str(tmp_path / f"{frames}.npy"),
+        })  # fmt: skip
+    directory = toolchain.library_dir()
+    assert directory is not None
+    options = provider_options(SM8650, SETTINGS, str(directory / "libQnnHtp.so"))
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"models": models, "provider_options": options}), encoding="utf-8")
+    subprocess.run([sys.executable, "-c", _RUN_SHARED, str(request)], check=True, timeout=300)
+    assert len(list(tmp_path.glob("*.bin"))) == 1
+    for frames, truth in truths.items():
+        assert metrics.snr_db(truth.reshape(-1), np.load(tmp_path / f"{frames}.npy").reshape(-1)) >= 30
+
+
+def test_a_folded_decoder_cut_into_a_chain_of_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One binary, one context model whose nodes hand over to each other, and the same numbers."""
+    monkeypatch.setattr(pieces, "LAST_RATE", (("/generator/noise_res.1/",), ("/generator/resblocks.1/",)))
+    paths = _decoders(tmp_path, (8,), rows=4)
+    chain = pieces.cut(onnx.load(paths[8], load_external_data=False), pieces.LAST_RATE)
+    inputs = pad_to_bucket(random_features(7, seed=7), Bucket(8))
+    values: dict[str, Any] = dict(inputs)
+    for index, piece in enumerate(chain):
+        path = tmp_path / f"piece_{index}.onnx"
+        onnx.save(piece, str(path))
+        onnx.checker.check_model(str(path))
+        session = cpu_session(path)
+        feeds = {info.name: values[info.name] for info in session.get_inputs()}
+        values |= dict(zip((info.name for info in session.get_outputs()), session.run(None, feeds), strict=True))
+    whole = cpu_session(paths[8]).run(None, inputs)[0]
+    assert metrics.snr_db(whole.reshape(-1), values["audio"].reshape(-1)) >= 120
+
+    monkeypatch.setattr(memory, "refusal", lambda *_args, cut=False: None if cut else "too long")
+    settings = replace(SETTINGS, long_buckets=True)
+    report = compile_decoders(paths, "fp16", SM8650, settings, tmp_path / "out")[8]
+    assert (report["compiled"], report["graphs_in_binary"]) == (True, 3)
+    context = onnx.load(tmp_path / "out" / "kokoro_decoder_8_ctx.onnx", load_external_data=False)
+    onnx.checker.check_model(context, check_custom_domain=False)
+    assert [node.op_type for node in context.graph.node] == ["EPContext"] * 3
+    assert [info.name for info in context.graph.input] == list(Bucket(8).input_shapes)
+    graphs = [graph.name for graph in read_binary(tmp_path / "out" / "kokoro_decoder_qnn.bin").graphs]
+    assert sorted(report["graph"].split()) == sorted(graphs)
+
+
 def test_a_binary_for_another_chip_is_caught(models: dict[str, Path], tmp_path: Path) -> None:
     compile_decoder(models["w8a16"], 1, "w8a16", SM8550, SETTINGS, tmp_path / "out")
     (blob,) = (tmp_path / "out").glob("*.bin")
     with pytest.raises(KokoroNpuError, match="is for soc_model 43, htp_arch 73; sm8650 is soc_model 57"):
         check_binary(read_binary(blob), SM8650, 2, models["w8a16"], blob.name)
+
+
+@pytest.mark.parametrize("chip", sorted(path.stem for path in CHIPS.glob("*.yaml")))
+@pytest.mark.parametrize("precision", ["w8a16", "fp16"])
+def test_every_chip_of_the_table_compiles(models: dict[str, Path], tmp_path: Path, chip: str, precision: str) -> None:
+    (values,) = read_chips(CHIPS, [chip])
+    report = compile_decoder(models[precision], 1, precision, Target(**values), SETTINGS, tmp_path / "out")
+    assert report["compiled"], report["reason"]
+    info = read_binary(next((tmp_path / "out").glob("*.bin")))
+    assert (info.soc_model, info.htp_arch) == (values["soc_model"], values["htp_arch"])
+    assert info.graphs[0].vtcm_mb == values["vtcm_mb"]
 
 
 def test_the_graphs_vtcm_is_the_one_asked_for(models: dict[str, Path], tmp_path: Path) -> None:

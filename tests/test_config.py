@@ -69,6 +69,11 @@ BAD_OVERRIDES = {
     "quantize.precision=w9a16": "it must be one of w8a16, mixed, w8a8, fp16",
     "quantize.per_channel=1": "quantize.per_channel is 1; it must be true or false",
     "compile.optimization_level=4": "it must be an integer from 1 to 3",
+    "target=sm8560": "Could not find 'target/sm8560' Available options in 'target': sm8550 sm8650 sm8750 sm8850",
+    "chips=[sm8750,sm8560]": "'sm8560' is not in the table of chips; did you mean sm8",
+    "target.name=sm8560": "'sm8560' is not in the table of chips; did you mean sm8",
+    "target.vtcm_mb=16": "target.vtcm_mb is 16; sm8650 has 8 MB",
+    "target.htp_arch=79": "target.htp_arch is 79; sm8650 has 75",
     "export.opset=11": "export.opset is 11; it must be an integer of at least 17",
     "parity.gates.fp32_snr_db_min=high": "it must be a number",
 }

@@ -1,6 +1,6 @@
 """The static decoder is upstream's at any padding, and the parity gate sees when it is not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,28 @@ from kokoro import KModel
 from torch import Tensor, nn
 
 from kokoro_npu import metrics, parity, reference
-from kokoro_npu.decoder import InverseSTFT, MaskedResBlock, Rate, StaticDecoder, TwoPhaseUpsample
+from kokoro_npu.decoder import (
+    Affine,
+    InverseSTFT,
+    MaskedResBlock,
+    Rate,
+    StaticDecoder,
+    StyleProjections,
+    TwoPhaseUpsample,
+)
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.features import Recorded
-from kokoro_npu.geometry import HOP, N_FFT, SAMPLES_PER_FRAME, STFT_BINS, STYLE_DIM, VOICE_DIM, Bucket, source_steps
+from kokoro_npu.geometry import (
+    HOP,
+    MAX_WIDTH,
+    N_FFT,
+    SAMPLES_PER_FRAME,
+    STFT_BINS,
+    STYLE_DIM,
+    VOICE_DIM,
+    Bucket,
+    source_steps,
+)
 from kokoro_npu.istft import SYNTHESIS_PADDING, edge_kernel, hann_window, synthesis_kernel
 from kokoro_npu.runtime import Array, pad_to_bucket, trim
 from tests.narrow_model import as_tensors, enliven, random_features
@@ -53,6 +71,29 @@ def test_exact_at_upstreams_width(frames: int) -> None:
     features = random_features(frames, seed=frames)
     audio = trim(_decode(StaticDecoder(model.decoder, Bucket(16)), features), frames)
     assert metrics.snr_db(reference.decode(model.decoder, features), audio) >= EXACT_DB
+
+
+@pytest.mark.parametrize("rows", [2, 4, 8])
+@pytest.mark.parametrize(("frames", "size"), [(24, 24), (23, 24), (13, 24), (6, 24), (5, 24), (3, 24), (32, 32)])
+def test_exact_in_any_number_of_rows(narrow: KModel, rows: int, frames: int, size: int) -> None:
+    """The last real column at a row's end, in its beginning, and whole rows of padding."""
+    features = random_features(frames, seed=frames)
+    truth = reference.decode(narrow.decoder, features)
+    audio = _decode(StaticDecoder(narrow.decoder, Bucket(size), rows), features)
+    assert metrics.snr_db(truth, trim(audio, frames)) >= EXACT_DB
+    seams = [SAMPLES_PER_FRAME * frames * row // rows for row in range(1, rows)]
+    for seam in seams:
+        around = slice(seam - 200, seam + 200)
+        assert metrics.snr_db(truth[around], audio[around]) >= EXACT_DB - 10
+    assert np.abs(audio[SAMPLES_PER_FRAME * frames + 2 * HOP :]).max(initial=0) == 0
+
+
+@pytest.mark.parametrize(("frames", "rows"), [(120, 1), (400, 1), (546, 1), (547, 2), (1000, 2), (1536, 4), (1800, 4)])
+def test_rows_keep_every_width_within_what_the_compiler_takes(frames: int, rows: int) -> None:
+    bucket = Bucket(frames)
+    assert bucket.rows == rows
+    assert bucket.noise_steps / rows <= MAX_WIDTH
+    assert bucket.noise_steps % rows == 0
 
 
 def test_one_utterance_sounds_the_same_in_every_bucket(narrow: KModel) -> None:
@@ -94,18 +135,18 @@ def _unmask_a_convolution(decoder: StaticDecoder) -> None:
                 for index, norm in enumerate(norms):
                     norms[index] = _RightRate(norm, self)
 
-        def forward(self, x: Tensor, style: Tensor, rate: Rate) -> Tensor:
+        def forward(self, x: Tensor, affines: Iterator[Affine], rate: Rate) -> Tensor:
             self.rate = rate
-            return self.block(x, style, rate._replace(mask=torch.ones_like(rate.mask)))
+            return self.block(x, affines, rate._replace(mask=torch.ones_like(rate.mask)))
 
     class _RightRate(nn.Module):
         def __init__(self, norm: nn.Module, owner: Unmasked) -> None:
             super().__init__()
             self.norm, self.owner = norm, [owner]
 
-        def forward(self, x: Tensor, style: Tensor, rate: Rate) -> Tensor:
+        def forward(self, x: Tensor, affine: Affine, rate: Rate) -> Tensor:
             del rate
-            return self.norm(x, style, self.owner[0].rate)
+            return self.norm(x, affine, self.owner[0].rate)
 
     blocks = decoder.generator.resblocks
     block = blocks[0]
@@ -133,8 +174,11 @@ def _forget_the_edges(decoder: StaticDecoder) -> None:
 
 def _swap_the_norms_halves(decoder: StaticDecoder) -> None:
     """Scale and shift of one adaptive norm, each a half of the style's projection."""
-    norm = decoder.encode.norm2
-    norm.scale, norm.shift = norm.shift, norm.scale
+    styles = decoder.styles[0]
+    assert isinstance(styles, StyleProjections)
+    first = styles.channels[0]
+    for scale, shift in zip(styles.scale.parameters(), styles.shift.parameters(), strict=True):
+        scale.data[:first], shift.data[:first] = shift.data[:first].clone(), scale.data[:first].clone()
 
 
 FAULTS: dict[str, Callable[[StaticDecoder], None]] = {
@@ -219,7 +263,7 @@ def test_two_phases_are_the_transposed_convolution() -> None:
     pool = nn.ConvTranspose1d(6, 6, 3, stride=2, groups=6, padding=1, output_padding=1)
     x = torch.randn(1, 6, 11)
     with torch.inference_mode():
-        torch.testing.assert_close(TwoPhaseUpsample(pool, 11)(x[:, :, None])[:, :, 0], pool(x), rtol=0, atol=1e-6)
+        torch.testing.assert_close(TwoPhaseUpsample(pool)(x[:, :, None])[:, :, 0], pool(x), rtol=0, atol=1e-6)
 
 
 def _istft(magnitude: Tensor, phase: Tensor) -> Tensor:

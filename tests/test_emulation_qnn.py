@@ -95,7 +95,7 @@ def test_the_depthwise_transposed_convolution_is_caught_and_its_two_phases_pass(
     feeds = {"x": _random(1, CHANNELS, 1, WIDTH)}
     with torch.no_grad():
         truth = pool(torch.from_numpy(feeds["x"][:, :, 0])).numpy()
-        native, phases = (_export(module, **feeds) for module in (Native(pool), TwoPhaseUpsample(pool, WIDTH)))
+        native, phases = (_export(module, **feeds) for module in (Native(pool), TwoPhaseUpsample(pool)))
     for model in (native, phases):  # both are what PyTorch computes
         assert metrics.snr_db(truth.reshape(-1), values(model, feeds)["y"].reshape(-1)) > 100
     table = _audit(FP16, native, feeds, LEVEL2, tmp_path)

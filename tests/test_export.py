@@ -100,7 +100,9 @@ def test_no_wide_slice(decoders: dict[int, onnx.ModelProto]) -> None:
     wide = [
         node.output[0]
         for node in model.graph.node
-        if node.op_type in ("Slice", "Split", "Gather") and int(shapes[node.output[0]][-1]) > 20 * 24
+        if node.op_type in ("Slice", "Split", "Gather")
+        and int(shapes[node.output[0]][-1]) > 20 * 24
+        and not node.name.startswith("/affines.")  # over the norms' channels, and not over time
     ]
     assert wide == ["audio"]
 

@@ -20,6 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from kokoro_npu.chips import read_chips
 from kokoro_npu.errors import KokoroNpuError
 
 _CONF = Path(__file__).resolve().parents[1]
@@ -80,6 +81,7 @@ RULES: dict[str, Any] = {
     "seed": _integer(0),
     "buckets": _FRAMES,
     "bucket": {"frames": _FRAMES},
+    "chips": _TEXTS,
     "weights": {},  # see _weights_rules
     "export": {"opset": _integer(17)},
     "features": {"corpus": _TEXT},
@@ -115,6 +117,7 @@ RULES: dict[str, Any] = {
         "backend": _one_of("local", "aihub"),
         "optimization_level": _integer(1, 3),
         "graph_splitting": _FLAG,
+        "long_buckets": _FLAG,
         "options": _OPTIONS,
         "memory_reserve_gib": _number(0),
     },
@@ -200,6 +203,8 @@ def check(params: Mapping[str, Any]) -> None:
     """
     rules = RULES | {"weights": _weights_rules(params.get("weights"))}
     _check(params, rules, "")
+    _check_target(params["target"])
+    read_chips(_CONF / "target", params["chips"])
     if params["buckets"] != _normal(params["bucket"]["frames"]):
         raise KokoroNpuError(
             f"params.yaml: buckets {params['buckets']} does not follow from bucket.frames "
@@ -234,6 +239,19 @@ def _weights_rules(weights: Any) -> dict[str, Rule]:
                 f"to change the source, choose it with its options: weights={weights['source']}"
             )
     return dict.fromkeys(option, _ANY)
+
+
+def _check_target(target: Mapping[str, Any]) -> None:
+    """Require a chip of the table conf/target, with its own numbers, and no more VTCM than it has."""
+    (chip,) = read_chips(_CONF / "target", [target["name"]])
+    for key in ("soc_model", "htp_arch"):
+        if target[key] != chip[key]:
+            raise KokoroNpuError(
+                f"target.{key} is {target[key]}; {chip['name']} has {chip[key]} (conf/target/{chip['name']}.yaml): "
+                "choose a chip by target=<name>, or describe a new one by a file there"
+            )
+    if target["vtcm_mb"] > chip["vtcm_mb"]:
+        raise KokoroNpuError(f"target.vtcm_mb is {target['vtcm_mb']}; {chip['name']} has {chip['vtcm_mb']} MB")
 
 
 def _check(value: Any, rule: Any, path: str) -> None:

@@ -6,16 +6,17 @@ here, ``aihub`` the one of Qualcomm AI Hub; each stands in :data:`BACKENDS` unde
 
 import difflib
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from kokoro_npu.compile.aihub import AiHubBackend
-from kokoro_npu.compile.local import LocalBackend
+from kokoro_npu.compile.local import SHARED_BINARY, LocalBackend
 from kokoro_npu.compile.options import CompileSettings, Target
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.files import atomic
+from kokoro_npu.files import atomic, write_json
 
-__all__ = ["BACKENDS", "Backend", "CompileSettings", "Target", "compile_decoder"]
+__all__ = ["BACKENDS", "Backend", "CompileSettings", "Target", "compile_decoder", "compile_decoders"]
 
 
 class Backend(Protocol):
@@ -63,24 +64,88 @@ def compile_decoder(
     Returns:
         A flat report: ``compiled``, ``reason`` (empty when compiled), ``backend``, ``frames``, ``precision``,
         ``soc_model``, ``htp_arch``, ``optimization_level``, ``graph_splitting``, ``estimated_bytes``,
-        ``binary_bytes``, ``seconds``, ``peak_rss_bytes``, ``qairt`` and tool versions; ``aihub`` adds ``device``.
+        ``binary_bytes``, ``binary_bytes_counted`` (the same, but for shared binaries), ``seconds``,
+        ``peak_rss_bytes``, ``qairt`` and tool versions; ``aihub`` adds ``device``.
 
     Raises:
         KokoroNpuError: unknown backend or option, missing model, a compile that failed, or a binary that is
             not the one asked for. ``out_dir`` is then empty.
     """
     onnx_path, out_dir = Path(onnx_path), Path(out_dir)
+    backend = _backend(settings)
+    _prepare([onnx_path], out_dir)
+    report = backend.compile(onnx_path, frames, precision, target, settings, out_dir)
+    report["binary_bytes_counted"] = report["binary_bytes"]
+    if not report["compiled"]:
+        _say_why(report, out_dir)
+    return report
+
+
+def compile_decoders(
+    models: Mapping[int, Path], precision: str, target: Target, settings: CompileSettings, out_dir: Path | str
+) -> dict[int, dict[str, Any]]:
+    """Compile the decoders of all buckets for the target, with one copy of their weights where the backend can.
+
+    Args:
+        models: frames to the bucket's decoder.
+        precision: see :func:`compile_decoder`.
+        target: the chip.
+        settings: backend, level and options.
+        out_dir: emptied first. ``local`` leaves one binary and, beside it, ``<model>_ctx.onnx`` of each bucket, which
+            point into it, and in a directory of each bucket's frames ``bucket.json``, which names them, or
+            ``why.txt``; ``aihub`` leaves there what :func:`compile_decoder` does.
+
+    Returns:
+        Frames to the report of :func:`compile_decoder`; ``local`` adds ``target``, ``graph`` (the bucket's in the
+        binary) and ``graphs_in_binary``. ``binary_bytes`` is then the size of the binary that they share, which
+        ``binary_bytes_counted`` counts at the first of them alone.
+
+    Raises:
+        KokoroNpuError: as :func:`compile_decoder`; the message names the bucket.
+    """
+    out_dir = Path(out_dir)
+    backend = _backend(settings)
+    _prepare(models.values(), out_dir)
+    if isinstance(backend, LocalBackend):
+        reports = backend.compile_shared(models, precision, target, settings, out_dir)
+        compiled = [frames for frames, report in reports.items() if report["compiled"]]
+        for frames, report in reports.items():
+            report["binary_bytes_counted"] = report["binary_bytes"] if frames in compiled[:1] else 0
+            _describe(report, models[frames], out_dir / str(frames))
+        return reports
+    return {
+        frames: compile_decoder(path, frames, precision, target, settings, out_dir / str(frames))
+        for frames, path in models.items()
+    }
+
+
+def _say_why(report: dict[str, Any], out_dir: Path) -> None:
+    with atomic(out_dir / "why.txt") as tmp:
+        tmp.write_text(f"Not compiled: {report['reason']}\n", encoding="utf-8")
+
+
+def _describe(report: dict[str, Any], onnx_path: Path, out_dir: Path) -> None:
+    """What a bucket is called in the shared binary: the same after every compile of the same models."""
+    if report["compiled"]:
+        names = {"binary": SHARED_BINARY, "context": f"{onnx_path.stem}_ctx.onnx", "graphs": report["graph"].split()}
+        write_json(out_dir / "bucket.json", names)
+    else:
+        _say_why(report, out_dir)
+
+
+def _backend(settings: CompileSettings) -> Backend:
     if settings.backend not in BACKENDS:
         close = difflib.get_close_matches(settings.backend, BACKENDS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(sorted(BACKENDS))}"
         raise KokoroNpuError(f"compile.backend: unknown backend {settings.backend!r}; {hint}")
-    if not onnx_path.is_file():
-        raise KokoroNpuError(f"{onnx_path}: no such model; build it first (dvc repro)")
+    return BACKENDS[settings.backend]()
+
+
+def _prepare(models: Iterable[Path], out_dir: Path) -> None:
+    """An empty ``out_dir``; no model, no compile."""
+    for path in models:
+        if not path.is_file():
+            raise KokoroNpuError(f"{path}: no such model; build it first (dvc repro)")
     if out_dir.exists():
         shutil.rmtree(out_dir)
     out_dir.mkdir(parents=True)
-    report = BACKENDS[settings.backend]().compile(onnx_path, frames, precision, target, settings, out_dir)
-    if not report["compiled"]:
-        with atomic(out_dir / "why.txt") as tmp:
-            tmp.write_text(f"Not compiled: {report['reason']}\n", encoding="utf-8")
-    return report

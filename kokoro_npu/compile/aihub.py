@@ -70,12 +70,15 @@ class AiHubBackend:
             "reason": first["reason"],
             "frames": frames,
             "precision": precision,
+            "target": target.name,
             "soc_model": target.soc_model,
             "htp_arch": target.htp_arch,
             "optimization_level": settings.optimization_level,
             "graph_splitting": settings.graph_splitting,
             "estimated_bytes": memory.estimate_bytes(frames, precision, settings),
             "binary_bytes": first["binary_bytes"],
+            "graph": "",  # the service's name for it means nothing here
+            "graphs_in_binary": int(first["compiled"]),
             "seconds": first["seconds"],
             "peak_rss_bytes": 0,  # the service does not tell
             "qairt": first["qairt"],

@@ -23,6 +23,7 @@ _INFO_VERSION = 3
 _GRAPH_VERSION = 3
 _MEMORY_VERSION = 2
 _MEMORY_BYTES = 112  # of the block that holds version 2 of the memory figures
+_GRAPH_BYTES = 88
 _TENSOR_BYTES = 144
 _DTYPES = {
     0x0008: "int8", 0x0016: "int16", 0x0032: "int32", 0x0064: "int64",
@@ -35,6 +36,9 @@ _ONNX_DTYPES: dict[int, str] = {
     onnx.TensorProto.FLOAT16: "float16",
     onnx.TensorProto.INT32: "int32",
     onnx.TensorProto.INT64: "int64",
+    # Between the graphs of a chain: the encoding is the graph's.
+    onnx.TensorProto.UINT8: "ufixed8",
+    onnx.TensorProto.UINT16: "ufixed16",
 }
 
 TensorSpec = tuple[tuple[int, ...], str]
@@ -155,7 +159,7 @@ def read_in_process(path: Path) -> dict[str, Any]:
         info = answer.value
         if _u32(info) != _INFO_VERSION:
             raise RuntimeError(f"binary info of version {_u32(info)} is not known to this reader")
-        graphs = [_graph(_pointer(info + 104) + 80 * index) for index in range(_u32(info + 96))]
+        graphs = [_graph(_pointer(info + 104) + _GRAPH_BYTES * index) for index in range(_u32(info + 96))]
         return {
             "qairt_build": _text(info + 16),
             "htp_arch": _u32(_pointer(info + 128) + 4),

@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from kokoro_npu.compile import binary, memory, toolchain
+from kokoro_npu.compile import binary, memory, pieces, toolchain
 from kokoro_npu.compile.options import CompileSettings, Target, provider_options, session_entries
 from kokoro_npu.errors import KokoroNpuError
 
@@ -20,12 +22,18 @@ BACKEND = "qnn-htp-offline"
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PROVIDER_ERROR = re.compile(r"\[E:onnxruntime:[^,]*, qnn_\S+ [^]]*\] (?P<text>.*)")
+_BEGUN = re.compile(r"^begin (\d+)$", re.MULTILINE)
 _MESSAGE_CHARACTERS = 800
 
 
-def _check_context_model(path: Path) -> None:
-    """One EPContext node and nothing beside it, or something was left to the CPU."""
-    nodes = [node.op_type for node in onnx.load(str(path), load_external_data=False).graph.node]
+def _context_graph(path: Path, binary_name: str) -> str:
+    """Let the context model at ``path`` point to ``binary_name``, and give the name of its graph in there.
+
+    Raises:
+        KokoroNpuError: more than its one EPContext node: something was left to the CPU.
+    """
+    model = onnx.load(str(path), load_external_data=False)
+    nodes = [node.op_type for node in model.graph.node]
     if nodes != ["EPContext"]:
         others = sorted(set(nodes) - {"EPContext"})
         raise KokoroNpuError(
@@ -33,6 +41,10 @@ def _check_context_model(path: Path) -> None:
             f"{', '.join(others) or 'no other op'}; "
             "the whole decoder must be one EPContext node"
         )
+    attributes = {attribute.name: attribute for attribute in model.graph.node[0].attribute}
+    attributes["ep_cache_context"].s = binary_name.encode()
+    onnx.save(model, str(path))
+    return attributes["partition_name"].s.decode()
 
 
 def _error_line(run: toolchain.WorkerRun) -> str:
@@ -44,6 +56,10 @@ def _error_line(run: toolchain.WorkerRun) -> str:
     if causes and causes[-1] not in message:
         message += f" ({causes[-1]})"
     return message[:_MESSAGE_CHARACTERS]
+
+
+SHARED_BINARY = "kokoro_decoder_qnn.bin"
+"""The one binary of several buckets: their graphs, and the weights that these share."""
 
 
 class LocalBackend:
@@ -59,91 +75,170 @@ class LocalBackend:
         out_dir: Path,
     ) -> dict[str, Any]:
         """See :func:`kokoro_npu.compile.compile_decoder`."""
+        return self.compile_shared({frames: onnx_path}, precision, target, settings, out_dir, shared=False)[frames]
+
+    def compile_shared(
+        self,
+        models: Mapping[int, Path],
+        precision: str,
+        target: Target,
+        settings: CompileSettings,
+        out_dir: Path,
+        *,
+        shared: bool = True,
+    ) -> dict[int, dict[str, Any]]:
+        """See :func:`kokoro_npu.compile.compile_decoders`; ``shared`` gives the binary the name of all buckets'."""
         # Options first: a typo is told even where nothing can be compiled.
         provider_options(target, settings, "")
-        report: dict[str, Any] = {
+        missing = toolchain.missing_reason()
+        reports = {}
+        to_cut: set[int] = set()
+        for frames, path in models.items():
+            reports[frames] = self._report(frames, precision, target, settings)
+            widest = memory.widest_tensor(path)
+            reason = missing or memory.refusal(frames, precision, settings, widest) or ""
+            if reason and not missing and settings.long_buckets:
+                to_cut.add(frames)
+                reason = memory.refusal(frames, precision, settings, widest, cut=True) or ""
+            reports[frames]["reason"] = reason
+        todo = {frames: models[frames].resolve() for frames in sorted(models) if not reports[frames]["reason"]}
+        while todo:
+            measured = self._run(todo, to_cut, precision, target, settings, out_dir, shared=shared)
+            for frames, values in measured.items():
+                reports[frames] |= values
+            # A bucket that would have taken the machine's last memory is left out, and the others start again.
+            left_out = [frames for frames in todo if reports[frames]["reason"]]
+            todo = {frames: path for frames, path in todo.items() if frames not in left_out} if left_out else {}
+        return reports
+
+    @staticmethod
+    def _report(frames: int, precision: str, target: Target, settings: CompileSettings) -> dict[str, Any]:
+        return {
             "backend": BACKEND,
             "compiled": False,
             "reason": "",
             "frames": frames,
             "precision": precision,
+            "target": target.name,
             "soc_model": target.soc_model,
             "htp_arch": target.htp_arch,
             "optimization_level": settings.optimization_level,
             "graph_splitting": settings.graph_splitting,
             "estimated_bytes": memory.estimate_bytes(frames, precision, settings),
             "binary_bytes": 0,
+            "graph": "",
+            "graphs_in_binary": 0,
             "seconds": 0.0,
             "peak_rss_bytes": 0,
             "qairt": "",
             **toolchain.versions(),
         }
-        reason = toolchain.missing_reason() or memory.refusal(
-            frames, precision, settings, memory.widest_tensor(onnx_path)
-        )
-        if reason:
-            return report | {"reason": reason}
-        return report | self._run(onnx_path.resolve(), frames, precision, target, settings, out_dir)
 
     def _run(
         self,
-        onnx_path: Path,
-        frames: int,
+        models: Mapping[int, Path],
+        to_cut: Collection[int],
         precision: str,
         target: Target,
         settings: CompileSettings,
         out_dir: Path,
-    ) -> dict[str, Any]:
-        what = f"compile of {frames} frames, {precision}, level {settings.optimization_level} for {target.name}"
+        *,
+        shared: bool,
+    ) -> dict[int, dict[str, Any]]:
+        """Compile all into one binary; only the values that change are returned."""
         # Beside the final place, so that the outputs move by rename; fresh, because an existing _ctx.onnx
         # makes the compile fail.
         prefix = f".{out_dir.name}-"
         for leftover in out_dir.parent.glob(f"{prefix}*.part"):  # of a killed run
             shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=prefix, suffix=".part", dir=out_dir.parent) as scratch:
-            context = Path(scratch) / f"{onnx_path.stem}_ctx.onnx"
+            place = Path(scratch).resolve()
+            parts = pieces.lay_out(models, to_cut, place / "models")
             directory = toolchain.library_dir()
             assert directory is not None  # missing_reason() was None
             run = toolchain.run_worker(
                 "compile",
                 {
-                    # A bare name below a fixed working directory: the graph's name in the binary is a hash of
-                    # the path as given, and the same model in another clone must give the same bytes.
-                    "model": onnx_path.name,
+                    "models": [
+                        # Bare names below a working directory: a graph's name in the binary is a hash of the path
+                        # as given, and the same model in another clone must give the same bytes.
+                        {"model": part.model.name, "context": str(part.context(place)), "frames": part.frames}
+                        for part in parts
+                    ],
                     "provider_options": provider_options(target, settings, str(directory / "libQnnHtp.so")),
                     "session_entries": session_entries(
-                        session__disable_cpu_ep_fallback="1",
-                        ep__context_enable="1",
-                        ep__context_embed_mode="0",
-                        ep__context_file_path=str(context.resolve()),
+                        session__disable_cpu_ep_fallback="1", ep__context_enable="1", ep__context_embed_mode="0"
                     ),
                 },
-                cwd=onnx_path.parent,
-                describe=f"compile {frames} frames",
+                cwd=place / "models",
+                describe=f"compile {', '.join(map(str, models))} frames",
                 min_available_bytes=int(settings.memory_reserve_gib * 2**30 / 2),
             )
-            measured = {"seconds": round(run.seconds, 1), "peak_rss_bytes": run.peak_rss_bytes}
+            # Which one: the worker says so before it starts on each.
+            begun = [int(match[1]) for match in _BEGUN.finditer(run.log) if int(match[1]) in models]
+            frames = begun[-1] if begun else next(iter(models))
+            what = f"compile of {frames} frames, {precision}, level {settings.optimization_level} for {target.name}"
             if run.guarded:
-                return {
-                    "reason": f"out of memory: {what} ended before it took the last; it needs more than estimated"
-                } | measured
+                reason = f"out of memory: {what} ended before it took the last; it needs more than estimated"
+                measured = {"seconds": round(run.seconds, 1), "peak_rss_bytes": run.peak_rss_bytes}
+                return {frames: {"reason": reason} | measured}
             if run.death or not run.result.get("ok"):
                 extra = f", options {dict(settings.options)}" if settings.options else ""
                 splitting = ", with graph splitting" if settings.graph_splitting else ""
                 raise KokoroNpuError(f"{what}{splitting}{extra}: {_error_line(run)}")
-            blobs = sorted(Path(scratch).glob("*.bin"))
-            if not context.is_file() or len(blobs) != 1:
-                raise KokoroNpuError(f"{what}: the compiler left {len(blobs)} binaries and no usable {context.name}")
-            _check_context_model(context)
-            info = binary.read_binary(blobs[0])
-            binary.check_binary(info, target, settings.optimization_level, onnx_path, blobs[0].name)
-            for path in (blobs[0], context):
-                os.replace(path, out_dir / path.name)
-            for dump in Path(scratch).iterdir():  # what dump options of the allow-list wrote beside it
-                shutil.move(str(dump), out_dir / dump.name)
-        return {
-            "compiled": True,
-            "binary_bytes": (out_dir / blobs[0].name).stat().st_size,
-            "qairt": info.qairt_build,
-            **measured,
-        }
+            return self._collect(models, parts, place, run, target, settings, out_dir, shared=shared)
+
+    @staticmethod
+    def _collect(
+        models: Mapping[int, Path],
+        parts: Sequence[pieces.Part],
+        place: Path,
+        run: toolchain.WorkerRun,
+        target: Target,
+        settings: CompileSettings,
+        out_dir: Path,
+        *,
+        shared: bool,
+    ) -> dict[int, dict[str, Any]]:
+        """Check what the worker left, and move it to its place."""
+        blobs = sorted(place.glob("*.bin"))
+        lost = [part.context(place).name for part in parts if not part.context(place).is_file()]
+        if lost or len(blobs) != 1:
+            raise KokoroNpuError(
+                f"the compiler left {len(blobs)} binaries and no usable {', '.join(lost) or 'binary'} "
+                f"for {', '.join(map(str, models))} frames"
+            )
+        blob = blobs[0]
+        if shared:
+            blob = blob.rename(place / SHARED_BINARY)
+        names = [_context_graph(part.context(place), blob.name) for part in parts]
+        info = binary.read_binary(blob)
+        if sorted(graph.name for graph in info.graphs) != sorted(names):
+            raise KokoroNpuError(
+                f"{blob.name}: holds {len(info.graphs)} graphs ({', '.join(g.name for g in info.graphs)}); "
+                f"{len(parts)} models were compiled into it ({', '.join(names)})"
+            )
+        for part, name in zip(parts, names, strict=True):
+            own = replace(info, graphs=tuple(graph for graph in info.graphs if graph.name == name))
+            what = f"{blob.name}, {part.model.stem}"
+            binary.check_binary(own, target, settings.optimization_level, part.model, what)
+        os.replace(blob, out_dir / blob.name)
+        for frames, path in models.items():
+            context = pieces.join([part for part in parts if part.frames == frames], path, place)
+            os.replace(context, out_dir / context.name)
+        shutil.rmtree(place / "models")
+        for dump in place.iterdir():  # what dump options of the allow-list wrote beside it
+            shutil.move(str(dump), out_dir / dump.name)
+        size = (out_dir / blob.name).stat().st_size
+        common = {"compiled": True, "binary_bytes": size, "graphs_in_binary": len(parts), "qairt": info.qairt_build}
+        measured = run.result["measured"]
+        result = {}
+        for frames in models:
+            own_parts = [index for index, part in enumerate(parts) if part.frames == frames]
+            result[frames] = common | {
+                "graph": " ".join(names[index] for index in own_parts),
+                "seconds": round(sum(measured[index]["seconds"] for index in own_parts), 1),
+                # Of the process that compiled all of them, one after the other: it counts what the former left.
+                "peak_rss_bytes": max(measured[index]["peak_rss_bytes"] for index in own_parts),
+            }
+        return result

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 
 from kokoro_npu.compile.options import CompileSettings
+from kokoro_npu.geometry import MAX_WIDTH
 from kokoro_npu.machine import available_bytes
 
 GB = 10**9
@@ -20,12 +21,10 @@ FLOOR_BYTES = 1_500_000_000
 """What a compile takes however small the bucket: weights, the libraries, the graph."""
 MARGIN = 1.1
 """Factor on the estimate: better to leave out a bucket than to have the kernel end the build."""
-MAX_WIDTH = 65_535
-"""Widest multi-channel tensor that finalizes (design §5).
 
-At level 2 a convolution beyond it is no longer tiled along the width and asks for 13.5 MB of VTCM; with graph
-splitting the compiler dies of SIGSEGV. Level 1 alone passed it.
-"""
+
+LARGEST_PIECE = 0.4
+"""Of the memory that a bucket takes as one graph, what the largest of its pieces takes."""
 
 
 @dataclass(frozen=True)
@@ -77,30 +76,37 @@ def estimate_bytes(frames: int, precision: str, settings: CompileSettings) -> in
 
 
 def widest_tensor(onnx_path: Path | str) -> tuple[str, int]:
-    """Name and width (last dimension) of the widest tensor of rank 3 or more with several rows or channels.
+    """Name and width (last dimension) of the widest tensor of rank 3 or more with several channels, inputs apart.
 
     Single-channel tensors (the audio itself) may be wider than ``MAX_WIDTH``; the compiler folds those.
     """
     model = onnx.load(str(onnx_path), load_external_data=False)
     graph = onnx.shape_inference.infer_shapes(model).graph
     name, width = "", 0
-    for info in (*graph.input, *graph.value_info, *graph.output):
+    # Inputs are reshaped first, and wide ones were compiled.
+    for info in (*graph.value_info, *graph.output):
         dims = [d.dim_value for d in info.type.tensor_type.shape.dim]
-        if len(dims) >= 3 and max(dims[1:-1]) > 1 and dims[-1] > width:
+        if len(dims) >= 3 and dims[1] > 1 and dims[-1] > width:
             name, width = info.name, dims[-1]
     return name, width
 
 
-def refusal(frames: int, precision: str, settings: CompileSettings, widest: tuple[str, int]) -> str | None:
-    """Why this bucket is not attempted, in one line; None when it fits. The words before the colon go into metrics.
+def refusal(
+    frames: int, precision: str, settings: CompileSettings, widest: tuple[str, int], *, cut: bool = False
+) -> str | None:
+    """Why this bucket is not attempted, in one line; None when it fits, as one graph or cut into several.
+
+    The words before the colon go into metrics.
 
     The text names no figure that changes from run to run, so that a rebuilt report stays the same.
     """
     name, width = widest
     need = estimate_bytes(frames, precision, settings)
+    if cut:
+        need = max(int(need * LARGEST_PIECE), FLOOR_BYTES)
     memory = (
         f"{frames} frames in {precision} at level {settings.optimization_level} need about "
-        f"{need / GB:.1f} GB of compiler memory"
+        f"{need / GB:.1f} GB of compiler memory" + (" for the largest of their graphs" if cut else "")
     )
     if width > MAX_WIDTH and (settings.optimization_level > 1 or settings.graph_splitting):
         return (

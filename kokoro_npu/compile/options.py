@@ -47,6 +47,7 @@ class CompileSettings:
         optimization_level: finalize level, 1 to 3. It changes the arithmetic, so it is part of what an audit
             certifies.
         graph_splitting: let the compiler split the graph: less memory, larger binary.
+        long_buckets: cut a bucket that the compiler cannot take as one graph into several; it takes minutes.
         options: further QNN provider options of the allow-list, name to value.
         memory_reserve_gib: memory in GiB that the compiler must leave to the rest of the machine.
         aihub: settings of the AI Hub backend, see ``kokoro_npu.aihub.settings.Settings``; no other reads them.
@@ -55,6 +56,7 @@ class CompileSettings:
     backend: str = "local"
     optimization_level: int = 2
     graph_splitting: bool = False
+    long_buckets: bool = False
     options: Mapping[str, str | int | bool] = field(default_factory=dict)
     memory_reserve_gib: float = 1.5
     aihub: Mapping[str, Any] = field(default_factory=dict)

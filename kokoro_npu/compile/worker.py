@@ -1,6 +1,6 @@
 """Child process that touches Qualcomm's libraries; started by ``toolchain.run_worker`` with a request file.
 
-Commands: ``probe`` (does the provider load), ``compile`` (context binary), ``placement`` (which nodes HTP
+Commands: ``probe`` (does the provider load), ``compile`` (models to one context binary), ``placement`` (which nodes HTP
 takes, nothing finalized), ``emulate`` (run models in the emulation of HTP), ``inspect`` (what a binary says of
 itself). The answer is written as JSON to the
 path named in the request.
@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ def _die_with_parent() -> None:
 
 def _devices(ort: Any) -> list[Any]:
     return [device for device in ort.get_ep_devices() if device.ep_name == _PROVIDER]
+
+
+def _peak_rss_bytes() -> int:
+    # Kilobytes on Linux.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _session_options(request: dict[str, Any]) -> Any:
@@ -55,11 +61,24 @@ def _probe(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compile(request: dict[str, Any]) -> dict[str, Any]:
+    """Models one after the other; several share their weights in one binary, which the last one closes."""
     import onnxruntime as ort
 
-    # enable_fallback=0, or ONNX Runtime retries on the CPU and the true error is lost.
-    ort.InferenceSession(request["model"], _session_options(request), enable_fallback=0)
-    return {}
+    models = request["models"]
+    measured = []
+    for number, each in enumerate(models, start=1):
+        print(f"begin {each['frames']}", flush=True)  # of a crash, the parent knows nothing else
+        start = time.monotonic()
+        entries = request["session_entries"] | {"ep.context_file_path": each["context"]}
+        if len(models) > 1:
+            entries["ep.share_ep_contexts"] = "1"
+            if number == len(models):
+                entries["ep.stop_share_ep_contexts"] = "1"
+        options = _session_options(request | {"session_entries": entries})
+        # enable_fallback=0, or ONNX Runtime retries on the CPU and the true error is lost.
+        ort.InferenceSession(each["model"], options, enable_fallback=0)
+        measured.append({"seconds": round(time.monotonic() - start, 1), "peak_rss_bytes": _peak_rss_bytes()})
+    return {"measured": measured}
 
 
 def _placement(request: dict[str, Any]) -> dict[str, Any]:
@@ -116,8 +135,7 @@ def main(request_path: str) -> int:
         answer = {"ok": True} | _COMMANDS[request["command"]](request)
     except Exception as error:  # the boundary to the parent: any failure becomes its message
         answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
-    # Kilobytes on Linux.
-    answer["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    answer["peak_rss_bytes"] = _peak_rss_bytes()
     target = Path(request["result"])
     part = target.with_suffix(".part")
     part.write_text(json.dumps(answer), encoding="utf-8")

@@ -14,7 +14,7 @@ from kokoro import istftnet as upstream
 from torch import Tensor, nn
 
 from kokoro_npu import metrics
-from kokoro_npu.decoder import MaskedAdaIN, MaskedStyleBlock, StaticDecoder
+from kokoro_npu.decoder import MaskedStyleBlock, StaticDecoder, StyleProjections
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.quantize.rounded import RoundedWeight
 from kokoro_npu.quantize.rounding import Layer, channel_axis, layers
@@ -175,21 +175,27 @@ class Contest:
         Returns:
             The biases that go with it.
         """
+        styles, start = self.decoder.styles[0], 0
+        assert isinstance(styles, StyleProjections)
         for block in (module for module in self.decoder.modules() if isinstance(module, MaskedStyleBlock)):
-            pairs = [(block.norm2, block.conv2)] + ([(block.norm1, block.conv1)] if block.pool is None else [])
-            for norm, conv in pairs:
-                _equalize(norm, conv)
+            # The norms of the style blocks are the first projections, in the order of the blocks.
+            for conv, exact in ((block.conv1, block.pool is None), (block.conv2, True)):
+                channels = conv.in_channels
+                if exact:
+                    _equalize(styles, slice(start, start + channels), conv)
+                start += channels
         return {name: t.clone() for name, t in self.decoder.state_dict().items() if name.endswith(".bias")}
 
 
-def _equalize(norm: MaskedAdaIN, conv: nn.Conv2d) -> None:
-    own = torch.cat([norm.scale.weight.data.flatten(1), norm.shift.weight.data.flatten(1)], dim=1).abs().amax(dim=1)
+def _equalize(styles: StyleProjections, norm: slice, conv: nn.Conv2d) -> None:
+    """``norm``: the rows of the projections that scale and shift the convolution's input."""
+    own = torch.cat([styles.scale.weight.data[norm].flatten(1), styles.shift.weight.data[norm].flatten(1)], dim=1)
     next_one = conv.weight.data.abs().amax(dim=(0, 2, 3))
-    gain = (next_one / own.clamp_min(1e-12)).sqrt().clamp(0.1, 10)
-    for layer in (norm.scale, norm.shift):
-        layer.weight.data = layer.weight.data * gain[:, None, None, None]
+    gain = (next_one / own.abs().amax(dim=1).clamp_min(1e-12)).sqrt().clamp(0.1, 10)
+    for layer in (styles.scale, styles.shift):
+        layer.weight.data[norm] *= gain[:, None, None, None]
         assert layer.bias is not None
-        layer.bias.data = layer.bias.data * gain
+        layer.bias.data[norm] *= gain
     conv.weight.data = conv.weight.data / gain[None, :, None, None]
 
 

@@ -14,6 +14,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.quantize.encodings import complete
 from kokoro_npu.quantize.lines import GPTQ, Settings, weighted_nodes
 from kokoro_npu.quantize.recipe import Recipe, activation_type, weight_type
 from kokoro_npu.quantize.rounded import RoundedWeight
@@ -79,6 +80,8 @@ def _to_qdq(
     )
     with tempfile.TemporaryDirectory(prefix="kokoro-quantize-") as directory, _quiet_expected_warnings():
         path = Path(directory) / "quantized.onnx"
+        completed = Path(directory) / "encodings.json"
+        complete(model, encodings_path, completed, recipe.method)
         try:
             quantize_static(
                 model,
@@ -93,7 +96,7 @@ def _to_qdq(
                 calibrate_method=recipe.method,
                 # Standard Q/DQ ops: the model is raised to opset 21, where they know 16 bits.
                 extra_options={**config.extra_options, "UseQDQContribOps": False},
-                calibration_cache_path=encodings_path,
+                calibration_cache_path=completed,
             )
         except ValueError as error:
             raise KokoroNpuError(

@@ -22,6 +22,10 @@ _METHODS = {
 }
 
 
+NORM = "InstanceNormalization"
+"""The op that a w8a16 graph computes in half precision: its node says so, and its scale passes through no integer."""
+
+
 @dataclass(frozen=True)
 class Calibration:
     """How activation ranges are measured.
@@ -112,6 +116,10 @@ class Recipe:
                 raise KokoroNpuError(f"quantize.float_scopes: {scope!r} is the prefix of no node of {model.graph.name}")
         default = Settings(self.weight_bits, self.activation_bits)
         scopes = [Line(f"{escape(scope)}*", "quantize.float_scopes", float=True) for scope in self.float_scopes]
+        if any(node.op_type == NORM for node in model.graph.node):
+            scopes.append(
+                Line(f"*/{NORM}", "its shift stays float in any case, and HTP then takes all of it so", float=True)
+            )
         return resolve(model, default, (*scopes, *self.lines))
 
     def rounded_weights(self, model: onnx.ModelProto) -> dict[str, int]:

@@ -30,7 +30,7 @@ _DAMPING = 0.01
 _BLOCK = 128
 STYLE_WEIGHTS = (".scale.weight", ".shift.weight")
 """Ends of the names of weights that see the style: one column of a few voices is too little to learn from."""
-HEAD, _REFLECTED = "generator.head.", "generator.reflected."
+HEAD, _REFLECTED = "generator.head.", "generator.ups.1.reflected."
 _FRAMES = 400
 """Of a longer utterance so many frames are seen, from the middle."""
 _LEAST_PEAK = 1e-12

@@ -9,7 +9,8 @@ import torch
 from kokoro import KModel
 from torch import Tensor, nn
 
-from kokoro_npu.decoder import MaskedStyleBlock, Rate
+from kokoro_npu.convs import interleave
+from kokoro_npu.decoder import AffineSplit, MaskedStyleBlock, Rate, StyleProjections
 from kokoro_npu.duration import DurationModel
 from kokoro_npu.geometry import DECODE_RATE, FRAME_RATIOS, PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
 
@@ -116,8 +117,12 @@ class StaticProsody(nn.Module):
         super().__init__()
         predictor = model.predictor
         self.shared = UnrolledLSTM(predictor.shared)
-        self.f0 = nn.ModuleList(_blocks(predictor.F0, bucket))
-        self.energy = nn.ModuleList(_blocks(predictor.N, bucket))
+        self.f0 = nn.ModuleList(map(MaskedStyleBlock, predictor.F0))
+        self.energy = nn.ModuleList(map(MaskedStyleBlock, predictor.N))
+        chains = [predictor.F0, predictor.N]
+        styles = [StyleProjections(n for b in chain for n in MaskedStyleBlock.style_norms(b)) for chain in chains]
+        self.styles = nn.ModuleList(styles)
+        self.affines = nn.ModuleList(AffineSplit(projections.channels) for projections in styles)
         self.f0_proj, self.energy_proj = predictor.F0_proj, predictor.N_proj
         self.bucket = bucket
         self.requires_grad_(False)
@@ -146,27 +151,18 @@ class StaticProsody(nn.Module):
         features = states.transpose(1, 2)[:, :, None]
         style = prosody_style[:, :, None, None]
         ratio, root, inverse = (frame_ratio[:, i : i + 1].reshape(1, 1, 1, 1) for i in range(3))
-        frames = self.bucket.frames
         mask = frame_mask[:, :, None]
-        steps = mask.reshape(1, 1, frames, 1).expand(1, 1, frames, DECODE_RATE).reshape(1, 1, 1, DECODE_RATE * frames)
-        rates = [Rate(m, m * root, ratio, inverse) for m in (mask, steps)]
+        steps = interleave([mask] * DECODE_RATE)
+        rates = [Rate(m, m * root, ratio) for m in (mask, steps)]
         results = []
-        for blocks, projection in ((self.f0, self.f0_proj), (self.energy, self.energy_proj)):
+        chains = ((self.f0, self.f0_proj), (self.energy, self.energy_proj))
+        for (blocks, projection), styles, split in zip(chains, self.styles, self.affines, strict=True):
+            affines = split(*styles(style, inverse))
             x, rate = features, rates[0]
             for block in blocks:
                 assert isinstance(block, MaskedStyleBlock)
                 out_rate = rate if block.pool is None else rates[1]
-                x = block(x, style, rate, out_rate)
+                x = block(x, affines, rate, out_rate)
                 rate = out_rate
             results.append(projection(x[:, :, 0]) * steps[:, :, 0])
         return results[0], results[1]
-
-
-def _blocks(blocks: nn.ModuleList, bucket: Bucket) -> list[MaskedStyleBlock]:
-    """The masked forms of a chain of blocks that doubles the rate once."""
-    masked: list[MaskedStyleBlock] = []
-    width = bucket.frames
-    for block in blocks:
-        masked.append(MaskedStyleBlock(block, width))
-        width *= 1 if masked[-1].pool is None else DECODE_RATE
-    return masked

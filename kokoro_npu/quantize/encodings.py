@@ -1,0 +1,57 @@
+"""Encodings of tensors that only hold copies of others.
+
+A bucket may move its columns about in a way that the calibrated ones do not (:mod:`kokoro_npu.rows`), so that the
+names of such tensors say nothing. Their ranges follow from what they are copied from; and with the same encoding on
+both sides of a copy, nothing is rounded on the way.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData, load_tensors_data, save_tensors_data
+
+_COPIES = frozenset({"Concat", "Expand", "MaxPool", "Pad", "Reshape", "Slice", "Split", "Transpose", "Unsqueeze"})
+"""Ops whose outputs hold elements of their inputs, or zeros; MaxPool, which chooses among them, as well."""
+
+Ranges = dict[str, tuple[float, float]]
+
+
+def with_copies(model: onnx.ModelProto, ranges: Ranges) -> Ranges:
+    """``ranges`` with those of every copy in ``model`` replaced by the union of what it is copied from."""
+    result = dict(ranges)
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    constants |= {
+        node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t)
+        for node in model.graph.node
+        if node.op_type == "Constant"
+    }
+    for node in model.graph.node:
+        if node.op_type not in _COPIES:
+            continue
+        sources = node.input if node.op_type == "Concat" else node.input[:1]
+        bounds = [_range(name, result, constants) for name in sources]
+        known = [bound for bound in bounds if bound is not None]
+        if len(known) == len(bounds):
+            # Zero is in every encoding anyway, so that a Pad adds nothing.
+            union = (min(low for low, _ in known), max(high for _, high in known))
+            result.update(dict.fromkeys(node.output, union))
+    return result
+
+
+def _range(name: str, ranges: Ranges, constants: dict[str, np.ndarray]) -> tuple[float, float] | None:
+    if name in constants:
+        return float(constants[name].min(initial=0)), float(constants[name].max(initial=0))
+    return ranges.get(name)
+
+
+def complete(model: onnx.ModelProto, source: Path, target: Path, method: CalibrationMethod) -> None:
+    """Write at ``target`` the encodings of ``source`` as :func:`with_copies` makes them for ``model``."""
+    measured = load_tensors_data(source)
+    ranges: Ranges = {}
+    for name in measured.keys():  # noqa: SIM118  # TensorsData is no mapping
+        low, high = (float(np.asarray(bound).item()) for bound in measured[name].range_value)
+        ranges[name] = (low, high)
+    completed = with_copies(model, ranges)
+    data = {name: tuple(np.float32(bound) for bound in completed[name]) for name in sorted(completed)}
+    save_tensors_data(TensorsData(method, data), target)
