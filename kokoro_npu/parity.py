@@ -18,10 +18,7 @@ from kokoro_npu.geometry import Bucket
 from kokoro_npu.runtime import Array, crop, pad_to_bucket, trim
 from kokoro_npu.sessions import cpu_session
 from kokoro_npu.torch_cpu import set_up_torch
-from kokoro_npu.variants import FP32 as FP32
-from kokoro_npu.variants import QUANT as QUANT
-from kokoro_npu.variants import REFERENCE
-from kokoro_npu.variants import TORCH as TORCH
+from kokoro_npu.variants import FP32, QUANT, REFERENCE, TORCH
 from kokoro_npu.wav import write_wav
 
 Variant = Callable[[dict[str, Array]], Array]

@@ -12,7 +12,8 @@ from kokoro_npu.emulation.htp import BACKEND, require_emulation
 from kokoro_npu.features import load_recorded
 from kokoro_npu.files import atomic, write_json
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.parity import QUANT, check_gates, evaluate
+from kokoro_npu.parity import check_gates, evaluate
+from kokoro_npu.variants import QUANT
 from kokoro_npu.versions import provenance
 from kokoro_npu.weights import load_kmodel, source_label
 

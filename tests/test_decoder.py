@@ -11,15 +11,8 @@ from kokoro import KModel
 from torch import Tensor, nn
 
 from kokoro_npu import metrics, parity, reference
-from kokoro_npu.decoder import (
-    Affine,
-    InverseSTFT,
-    MaskedResBlock,
-    Rate,
-    StaticDecoder,
-    StyleProjections,
-    TwoPhaseUpsample,
-)
+from kokoro_npu.blocks import Affine, MaskedResBlock, Rate, StyleProjections, TwoPhaseUpsample
+from kokoro_npu.decoder import InverseSTFT, StaticDecoder
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import (
@@ -35,6 +28,7 @@ from kokoro_npu.geometry import (
 )
 from kokoro_npu.istft import SYNTHESIS_PADDING, edge_kernel, hann_window, synthesis_kernel
 from kokoro_npu.runtime import Array, pad_to_bucket, trim
+from kokoro_npu.variants import TORCH
 from tests.narrow_model import as_tensors, enliven, random_features
 from tests.tiny_model import tiny_kmodel
 
@@ -213,7 +207,7 @@ def spoken(narrow: KModel) -> list[Recorded]:
 
 
 def _gate(recorded: list[Recorded], run: parity.Variant) -> None:
-    table = parity.evaluate(recorded, BUCKET, iter([(parity.TORCH, run)]))
+    table = parity.evaluate(recorded, BUCKET, iter([(TORCH, run)]))
     parity.check_gates(table, GATES, f"parity-eval@{BUCKET.frames}")
 
 

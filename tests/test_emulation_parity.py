@@ -18,8 +18,9 @@ from kokoro_npu.export import export_decoder
 from kokoro_npu.features import Recorded
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import SAMPLES_PER_FRAME, Bucket
-from kokoro_npu.parity import QUANT, evaluate
+from kokoro_npu.parity import evaluate
 from kokoro_npu.sessions import cpu_session
+from kokoro_npu.variants import QUANT
 from tests.narrow_model import random_features
 
 BUCKET, LENGTHS = Bucket(8), (5, 8, 11, 30)

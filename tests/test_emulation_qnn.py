@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from kokoro_npu import metrics, reference
 from kokoro_npu.audit.numerics import FP16, QUANTIZED, Form, audit_numerics, check_gates
+from kokoro_npu.blocks import TwoPhaseUpsample
 from kokoro_npu.cli import cli
 from kokoro_npu.compile import CompileSettings, Target, compile_decoder, toolchain
-from kokoro_npu.decoder import TwoPhaseUpsample
 from kokoro_npu.emulation import parity
 from kokoro_npu.emulation.cuts import compare
 from kokoro_npu.emulation.graph import Graph, values

@@ -13,6 +13,7 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.runtime import Array
+from kokoro_npu.variants import FP32, QUANT, TORCH
 from tests.narrow_model import random_features
 
 GATES = {
@@ -28,7 +29,7 @@ GOOD = {"snr_db": 114.0, "waveform_corr": 1.0, "magspec_corr": 0.999, "logmel_ma
 def _table(**faults: Any) -> pd.DataFrame:
     """Three utterances by three variants, all good but for ``<variant>_<column>`` of utterance ``b``."""
     rows = []
-    for variant in (parity.TORCH, parity.FP32, parity.QUANT):
+    for variant in (TORCH, FP32, QUANT):
         for utterance in "abc":
             row: dict[str, Any] = {"utterance": utterance, "variant": variant, "frames": 9, "fill": 0.5}
             row |= GOOD | {"band_60-250_db": 0.1, "band_250-1000_db": -0.3, "duration_mismatches": 0}
@@ -69,7 +70,7 @@ def test_the_bound_itself_passes() -> None:
 
 def test_the_worst_utterance_is_the_one_named() -> None:
     table = _table(quant_snr_db=15.0)
-    table.loc[(table["variant"] == parity.QUANT) & (table["utterance"] == "c"), "snr_db"] = 11.0
+    table.loc[(table["variant"] == QUANT) & (table["utterance"] == "c"), "snr_db"] = 11.0
     with pytest.raises(KokoroNpuError, match="here: c misses quant_snr_db_min 20 with 11, by 9;"):
         parity.check_gates(table, GATES, "here")
 
@@ -137,14 +138,14 @@ def test_evaluation_measures_every_variant_on_every_utterance(narrow: KModel) ->
     def halved(inputs: dict[str, Array]) -> Array:
         return right(inputs) * np.float32(0.5)
 
-    table = parity.evaluate(recorded, bucket, iter([(parity.TORCH, right), (parity.QUANT, halved)]))
+    table = parity.evaluate(recorded, bucket, iter([(TORCH, right), (QUANT, halved)]))
     assert list(zip(table["variant"], table["utterance"], table["fill"], strict=True)) == [
         ("torch", "u6", 0.5),
         ("torch", "u12", 1.0),
         ("quant", "u6", 0.5),
         ("quant", "u12", 1.0),
     ]
-    exact, half = (table[table["variant"] == v] for v in (parity.TORCH, parity.QUANT))
+    exact, half = (table[table["variant"] == v] for v in (TORCH, QUANT))
     assert (exact["snr_db"] > 100).all()
     assert half["snr_db"].to_numpy() == pytest.approx(20 * np.log10(2), abs=1e-3)
     assert half["waveform_corr"].to_numpy() == pytest.approx(1)
@@ -167,6 +168,6 @@ def test_a_bucket_too_small_for_any_gets_the_middle_of_the_shortest(narrow: KMod
     assert cut.reference.shape == (8 * 600,)
     assert np.array_equal(cut.features["aligned_features"], recorded[1].features["aligned_features"][:, :, 2:10])
     run = parity.torch_variant(StaticDecoder(narrow.decoder, Bucket(8)))
-    table = parity.evaluate([cut], Bucket(8), iter([(parity.TORCH, run)]))
+    table = parity.evaluate([cut], Bucket(8), iter([(TORCH, run)]))
     parity.check_gates(table, {"torch_snr_db_min": 100.0}, "parity-eval@8")
     assert table["fill"].tolist() == [1.0]

@@ -28,6 +28,7 @@ from kokoro_npu.geometry import Bucket
 from kokoro_npu.quantize import Recipe, calibrate, calibration_samples, quantize_decoder
 from kokoro_npu.runtime import crop, pad_to_bucket, trim
 from kokoro_npu.shared_weights import Pack
+from kokoro_npu.variants import FP32, QUANT
 from kokoro_npu.weights import load_kmodel
 
 pytestmark = pytest.mark.weights
@@ -154,8 +155,8 @@ def test_the_whole_model_is_exact(built: Built, spoken: list[Recorded]) -> None:
     """Against upstream's forward_with_tokens from text to audio, as parity-eval judges it; w8a16 beside it."""
     name = f"kokoro_decoder_{LARGE}.onnx"
     variants = {
-        parity.FP32: parity.onnx_variant(built.decoder / name),
-        parity.QUANT: parity.onnx_variant(built.quantized / name),
+        FP32: parity.onnx_variant(built.decoder / name),
+        QUANT: parity.onnx_variant(built.quantized / name),
     }
     table = parity.evaluate(spoken, Bucket(LARGE), iter(variants.items()))
     assert len(table) == 4

@@ -23,13 +23,14 @@ from kokoro_npu.features import Recorded
 from kokoro_npu.files import atomic, sha256
 from kokoro_npu.geometry import FRAMES_PER_SECOND, Bucket
 from kokoro_npu.runtime import Array, pad_to_bucket
+from kokoro_npu.variants import FP32, QUANT, TORCH
 
 if TYPE_CHECKING:
     import qai_hub
 
 _MEASURED = ("rtf_p50", "latency_ms_p50", "latency_ms_p95", "load_ms", "runs", "peak_rss_bytes")
 _COUNTED = ("weight_bytes", "activation_bytes")
-_ELSEWHERE = (parity.TORCH, parity.FP32)  # variants that do not run on a device
+_ELSEWHERE = (TORCH, FP32)  # variants that do not run on a device
 _UNITS = ("NPU", "GPU", "CPU")
 _LAYER_COLUMNS = ("name", "type", "compute_unit", "execution_time_us", "execution_cycles")
 
@@ -279,7 +280,7 @@ def _audio(path: Path, output: str, utterances: int, bucket: Bucket) -> list[Arr
 def _figures(answer: _Answer, chosen: Sequence[Recorded], bucket: Bucket, out_dir: Path) -> dict[str, Any]:
     """One device's columns of the table; writes its layers and its parity."""
     replay = iter(answer.audio)
-    table = parity.evaluate(chosen, bucket, iter([(parity.QUANT, lambda _: next(replay))]))
+    table = parity.evaluate(chosen, bucket, iter([(QUANT, lambda _: next(replay))]))
     layers = pd.DataFrame(
         [
             {

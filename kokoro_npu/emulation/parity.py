@@ -26,8 +26,9 @@ from kokoro_npu.features import Recorded
 from kokoro_npu.files import atomic
 from kokoro_npu.files import sha256 as file_sha256
 from kokoro_npu.geometry import SAMPLE_RATE, Bucket
-from kokoro_npu.parity import QUANT, Variant, middle, onnx_variant
+from kokoro_npu.parity import Variant, middle, onnx_variant
 from kokoro_npu.runtime import Array, pad_to_bucket, trim
+from kokoro_npu.variants import QUANT
 
 FP16, QUANT_CPU = "fp16", "quant_cpu"
 """Variants beside ``quant``: the float decoder, which HTP runs in half precision, and the quantized one on the CPU."""

@@ -14,7 +14,8 @@ from kokoro import istftnet as upstream
 from torch import Tensor, nn
 
 from kokoro_npu import metrics
-from kokoro_npu.decoder import MaskedStyleBlock, StaticDecoder, StyleProjections
+from kokoro_npu.blocks import MaskedStyleBlock, StyleProjections
+from kokoro_npu.decoder import StaticDecoder
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.quantize.rounded import RoundedWeight
 from kokoro_npu.quantize.rounding import Layer, channel_axis, layers

@@ -66,7 +66,7 @@ def _refuse_resized_convolutions(module: nn.Module) -> None:
             if (3, 2, 1) in sizes:
                 raise KokoroNpuError(
                     f"LiteRT's converter turns ConvTranspose {name} (kernel 3, stride 2, padding 1) into "
-                    "RESIZE_BILINEAR without its weights: write it as two phases (kokoro_npu.decoder.TwoPhaseUpsample)"
+                    "RESIZE_BILINEAR without its weights: write it as two phases (kokoro_npu.blocks.TwoPhaseUpsample)"
                 )
 
 

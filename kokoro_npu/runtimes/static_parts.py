@@ -9,8 +9,8 @@ import torch
 from kokoro import KModel
 from torch import Tensor, nn
 
+from kokoro_npu.blocks import AffineSplit, MaskedStyleBlock, Rate, StyleProjections
 from kokoro_npu.convs import interleave
-from kokoro_npu.decoder import AffineSplit, MaskedStyleBlock, Rate, StyleProjections
 from kokoro_npu.duration import DurationModel
 from kokoro_npu.geometry import DECODE_RATE, FRAME_RATIOS, PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
 
