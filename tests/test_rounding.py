@@ -99,7 +99,7 @@ def test_a_decoder_is_rounded_on_its_own_inputs() -> None:
         )
         for n in (5, 9)
     ]
-    bits = {"encode.conv1.weight": 8, "generator.ups.0.weight": 8, "generator.resblocks.0.convs1.2.weight": 16}
+    bits = {"encode.conv1.weight": 8, "generator.ups.0.weight": 8, "generator.resblocks.0.convs1.2.conv.weight": 16}
     rounded = rounding.round_decoder(decoder, recorded, bits)
     found = rounding.layers(StaticDecoder(decoder, Bucket(5)))
     assert {name: weight.bits for name, weight in rounded.items()} == bits
