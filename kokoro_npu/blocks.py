@@ -34,6 +34,17 @@ class Rate(NamedTuple):
     ratio: Tensor
 
 
+class RateMask(nn.Module):
+    """A rate of its mask.
+
+    A module of its own, so that the product has the same name in every bucket, folded or not: encodings go by names.
+    """
+
+    def forward(self, mask: Tensor, root: Tensor, ratio: Tensor) -> Rate:
+        """Mask [1, 1, R, W], the ratio's root and the ratio [1, 1, 1, 1]."""
+        return Rate(mask, mask * root, ratio)
+
+
 class Affine(NamedTuple):
     """What the style makes of one instance norm.
 

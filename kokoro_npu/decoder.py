@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from kokoro import istftnet as upstream
 from torch import Tensor, nn
 
-from kokoro_npu.blocks import Affine, AffineSplit, MaskedResBlock, MaskedStyleBlock, Rate, StyleProjections
+from kokoro_npu.blocks import Affine, AffineSplit, MaskedResBlock, MaskedStyleBlock, Rate, RateMask, StyleProjections
 from kokoro_npu.convs import conv2d, conv_transpose2d, interleave, kernel_conv, scaled
 from kokoro_npu.geometry import DECODE_RATE, HOP, STEP_PADDING, STFT_BINS, UPSAMPLE_RATES, Bucket
 from kokoro_npu.istft import SYNTHESIS_PADDING, edge_kernel, synthesis_kernel
@@ -138,6 +138,7 @@ class StaticDecoder(nn.Module):
         styles = [StyleProjections(group) for group in [norms, *StaticGenerator.style_norms(decoder.generator)]]
         self.styles = nn.ModuleList(styles)
         self.affines = nn.ModuleList(AffineSplit(projections.channels) for projections in styles)
+        self.rates = nn.ModuleList(RateMask() for _ in range(2 + len(UPSAMPLE_RATES)))
         self.requires_grad_(False)
         self.eval()
 
@@ -180,8 +181,9 @@ class StaticDecoder(nn.Module):
             masks.append(interleave([masks[-1]] * factor))
         steps = last_mask(masks[-1], UPSAMPLE_RATES[-1], self.rows, STEP_PADDING)
         step_ratio, step_root, step_inverse = of_steps
-        rates = [Rate(mask, mask * root, ratio) for mask in masks]
-        return [*rates, Rate(steps, steps * step_root, step_ratio)], [inverse, inverse, step_inverse]
+        roots, ratios = [*[root] * len(masks), step_root], [*[ratio] * len(masks), step_ratio]
+        rates = [make(*parts) for make, *parts in zip(self.rates, [*masks, steps], roots, ratios, strict=True)]
+        return rates, [inverse, inverse, step_inverse]
 
 
 def _columns(x: Tensor, rows: int = 1) -> Tensor:

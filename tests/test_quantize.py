@@ -374,6 +374,6 @@ def test_the_mixed_recipe_fits_a_decoder_with_the_real_kernels() -> None:
     model = export_decoder(narrow_kmodel(1, kernels=(3, 7, 11)), Bucket(2))
     mixed = replace(W8A16, float_scopes=(), lines=load_lines(ROOT / "recipes/mixed.yaml"))
     settings = mixed.settings(model)
-    assert settings["/generator/resblocks.2/convs1.0/Conv"].weights == 8
+    assert settings["/generator/resblocks.2/convs1.0/conv/Conv"].weights == 8
     assert settings["/generator/head/Exp"].float
     assert all(name.startswith(HEAD) for name, one in settings.items() if one.float)
