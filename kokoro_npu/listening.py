@@ -5,6 +5,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jiwer
@@ -103,7 +104,11 @@ def controls(audio: Signal, seed: int) -> dict[str, Signal]:
 
 
 def clips(
-    parity_dir: Path | str, buckets: Sequence[int], texts: Mapping[str, str], seed: int
+    parity_dir: Path | str,
+    buckets: Sequence[int],
+    texts: Mapping[str, str],
+    seed: int,
+    further: Mapping[str, Path] = MappingProxyType({}),
 ) -> Iterator[tuple[str, str, str, Signal]]:
     """What is heard of a build: each utterance once, in the bucket that the host would choose, and its controls.
 
@@ -112,6 +117,7 @@ def clips(
         buckets: frames of each bucket.
         texts: utterance to text; one that fits no bucket is left out.
         seed: of the control's noise.
+        further: variant to a directory of the same form that holds it.
 
     Yields:
         Utterance, variant, text, audio [N] float32 at 24 kHz.
@@ -119,13 +125,14 @@ def clips(
     Raises:
         KokoroNpuError: no utterance fits any bucket.
     """
+    places = {REFERENCE: parity_dir, FP32: parity_dir, QUANT: parity_dir, **further}
     found = False
     for utterance, text in texts.items():
         for frames in sorted(buckets):
             audio = {
                 variant: read_wav(path)
-                for variant in (REFERENCE, FP32, QUANT)
-                if (path := Path(parity_dir) / str(frames) / f"{utterance}.{variant}.wav").is_file()
+                for variant, place in places.items()
+                if (path := Path(place) / str(frames) / f"{utterance}.{variant}.wav").is_file()
             }
             if audio:
                 found = True

@@ -12,6 +12,8 @@ from kokoro_npu.variants import FP32, QUANT
 from kokoro_npu.versions import flat_versions, provenance
 from kokoro_npu.weights import source_label
 
+PRECISIONS = Path("artifacts/precisions")
+
 
 @stage
 def main(cfg: DictConfig) -> None:
@@ -19,7 +21,8 @@ def main(cfg: DictConfig) -> None:
     corpus = load_corpus(cfg.features.corpus)
     texts = {utterance.id: utterance.text for utterance in corpus if utterance.part == EVALUATION}
     recogniser = pocketsphinx_recogniser(utterance.text for utterance in corpus)
-    heard = clips(Path("artifacts/parity"), list(cfg.buckets), texts, cfg.seed)
+    further = {name: PRECISIONS for name in cfg.listening.precisions if name != cfg.quantize.precision}
+    heard = clips(Path("artifacts/parity"), list(cfg.buckets), texts, cfg.seed, further)
     table = listen(heard, recogniser, cfg.listening.phases)
     with atomic("artifacts/listening/words.csv") as tmp:
         table.to_csv(tmp, index=False)

@@ -70,6 +70,12 @@ _DEVICES = Rule(
     "a device's name or a list of them, such as Samsung Galaxy S24",
     lambda v: bool(v) and all(isinstance(n, str) and n for n in (v if isinstance(v, list) else [v])),
 )
+_PRESETS = Rule(
+    "a list of precisions of conf/quantize",
+    lambda v: (
+        isinstance(v, list) and len(set(v)) == len(v) and all((_CONF / f"quantize/{name}.yaml").is_file() for name in v)
+    ),
+)
 _PRECISIONS = Rule(
     "a list of quantized, fp32 or both",
     lambda v: isinstance(v, list) and bool(v) and len(set(v)) == len(v) and set(v) <= {"quantized", "fp32"},
@@ -149,6 +155,7 @@ RULES: dict[str, Any] = {
     },
     "profile": {"warmup": _integer(0), "runs": _integer(2), "seconds": _number(0), "threads": _integer(1)},
     "listening": {
+        "precisions": _PRESETS,
         "phases": _integer(1, 240),
         "points_max": _number(0, 100),
         "control_points_min": _number(0, 100),
