@@ -72,9 +72,7 @@ _DEVICES = Rule(
 )
 _PRESETS = Rule(
     "a list of precisions of conf/quantize",
-    lambda v: (
-        isinstance(v, list) and len(set(v)) == len(v) and all((_CONF / f"quantize/{name}.yaml").is_file() for name in v)
-    ),
+    lambda v: isinstance(v, list) and all((_CONF / f"quantize/{name}.yaml").is_file() for name in v),
 )
 _PRECISIONS = Rule(
     "a list of quantized, fp32 or both",
