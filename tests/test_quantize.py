@@ -281,10 +281,12 @@ def _drawn(seed: int) -> list[dict[str, Array]]:
     return [{name: rng.standard_normal(shape).astype(np.float32) for name, shape in INPUTS.items()} for _ in range(2)]
 
 
-def _ranges(tmp_path: Path, headroom: float, *batches: list[dict[str, Array]]) -> dict[str, tuple[float, float]]:
+def _ranges(
+    tmp_path: Path, headroom: float, *batches: list[dict[str, Array]], norm_headroom: float = 1.0
+) -> dict[str, tuple[float, float]]:
     """Encodings of a small graph after the given batches."""
     model = onnx.load(decoder_like(tmp_path / "small.onnx"))
-    recipe = replace(W8A16, calibration=replace(CALIBRATION, headroom=headroom))
+    recipe = replace(W8A16, calibration=replace(CALIBRATION, headroom=headroom, norm_headroom=norm_headroom))
     calibrate([(model, samples) for samples in batches], recipe, tmp_path / "encodings.json")
     data = load_tensors_data(tmp_path / "encodings.json")
     ranges = {}
@@ -300,6 +302,16 @@ def test_headroom_widens_every_range(tmp_path: Path) -> None:
     assert {"x", "c1", "in1", "audio"} <= plain.keys()
     for name, (low, high) in plain.items():
         assert wide[name] == pytest.approx((1.5 * low, 1.5 * high), rel=1e-6), name
+
+
+def test_what_norms_read_has_a_headroom_of_its_own(tmp_path: Path) -> None:
+    model = onnx.load(decoder_like(tmp_path / "graph.onnx"))
+    norms = {node.input[0] for node in model.graph.node if node.op_type == "InstanceNormalization"}
+    plain, wide = _ranges(tmp_path, 1.5, _drawn(5)), _ranges(tmp_path, 1.5, _drawn(5), norm_headroom=2.0)
+    assert norms <= plain.keys()
+    for name, (low, high) in plain.items():
+        factor = 2.0 if name in norms else 1.0
+        assert wide[name] == pytest.approx((factor * low, factor * high), rel=1e-6), name
 
 
 def test_ranges_are_those_of_the_samples(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ RULES: dict[str, Any] = {
             "method": _one_of("minmax", "percentile", "entropy"),
             "short_windows": _WINDOWS,
             "headroom": _number(1, 8),
+            "norm_headroom": _number(1, 8),
         },
         "gates": {
             "quant_snr_db_min": _number(-200, 200),

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.quantize.recipe import Calibration, Recipe
+from kokoro_npu.quantize.recipe import NORM, Calibration, Recipe
 from kokoro_npu.runtime import Array, crop, pad_to_bucket, select_bucket
 from kokoro_npu.sessions import THREADS
 
@@ -67,15 +67,20 @@ def calibrate(
         encodings_path: JSON in the form of onnxruntime's calibration cache, tensor name to range.
     """
     ranges: dict[str, tuple[float, float]] = {}
+    factors: dict[str, float] = {}
     for model, samples in batches:
+        norms = (node for node in model.graph.node if node.op_type == NORM)
+        factors |= {node.input[0]: recipe.calibration.norm_headroom for node in norms}
         if samples:
             measured = _measure(model, samples, recipe)
             for name in measured.keys():  # noqa: SIM118  # TensorsData is no mapping
                 low, high = (float(np.asarray(bound).item()) for bound in measured[name].range_value)
                 before = ranges.get(name, (low, high))
                 ranges[name] = (min(low, before[0]), max(high, before[1]))
-    headroom = recipe.calibration.headroom
-    widened = {name: tuple(np.float32(bound * headroom) for bound in ranges[name]) for name in sorted(ranges)}
+    widened = {}
+    for name in sorted(ranges):
+        factor = factors.get(name, 1.0) * recipe.calibration.headroom
+        widened[name] = tuple(np.float32(bound * factor) for bound in ranges[name])
     save_tensors_data(TensorsData(recipe.method, widened), encodings_path)
 
 

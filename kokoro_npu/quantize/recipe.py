@@ -39,12 +39,15 @@ class Calibration:
             short utterance.
         headroom: factor on every range. 16 bits have more resolution than the 8-bit weights deserve, and an
             unseen utterance that clips costs ten decibels.
+        norm_headroom: further factor on what the instance norms read, for the same reason as ``short_windows``: the
+            root of the padding that they saw is less than that of a second of speech in the longest bucket.
     """
 
     frames: tuple[int, ...]
     method: str
     short_windows: tuple[int, ...]
     headroom: float
+    norm_headroom: float = 1.0
 
 
 @dataclass(frozen=True)
