@@ -146,7 +146,9 @@ def last_mask(mask: Tensor, factor: int, rows: int, tail: int) -> Tensor:
     first = mask[..., :1]
     if rows == 1:
         return torch.cat([first, interleave([mask] * factor), mask.new_zeros(1, 1, 1, tail - 1)], dim=3)
-    extended = F.pad(torch.cat([first, mask], dim=3), (0, 2))
+    # No F.pad: behind one the tracer knows no shape, and what `interleave` computes of it stays in the graph as ops,
+    # which shifts the numbers in the names of others. Encodings are found by names.
+    extended = torch.cat([first, mask, mask.new_zeros(1, 1, 1, 2)], dim=3)
     width = mask.shape[3] // rows
     joined = torch.cat([extended[..., width * h : width * (h + 1) + 3] for h in range(rows)], dim=2)
     shift = tail // rows

@@ -18,6 +18,7 @@ from kokoro_npu.files import sha256, write_onnx
 from kokoro_npu.frontend import Frontend
 from kokoro_npu.geometry import PROSODY_DIM, SAMPLES_PER_FRAME, STYLE_DIM, VOICE_DIM, Bucket
 from kokoro_npu.prosody import ProsodyModel
+from kokoro_npu.quantize.encodings import COPIES
 from kokoro_npu.runtime import pad_to_bucket, trim
 from kokoro_npu.sessions import cpu_session
 from kokoro_npu.shared_weights import MIN_BYTES, Pack
@@ -126,6 +127,22 @@ def test_names_are_the_same_in_every_bucket(decoders: dict[int, onnx.ModelProto]
     assert len({node.name for node in one.node}) == len(one.node)
     # What quantization leaves floating is found by its scope.
     assert any(node.name.startswith("/generator/head/") for node in one.node)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_rows_change_no_name_of_what_is_computed(
+    narrow: KModel, decoders: dict[int, onnx.ModelProto], rows: int
+) -> None:
+    """Encodings are measured unfolded, and found by the tensor's name."""
+    plain = decoders[min(decoders)]
+    folded = export_decoder(narrow, Bucket(min(decoders)), rows=rows)
+
+    def computed(model: onnx.ModelProto) -> list[tuple[str, str, list[str]]]:
+        nodes = (node for node in model.graph.node if node.op_type not in {*COPIES, "Constant"})
+        return [(node.op_type, node.name, list(node.output)) for node in nodes]
+
+    assert len(folded.graph.node) > len(plain.graph.node)
+    assert computed(folded) == computed(plain)
 
 
 def test_nothing_in_the_file_tells_where_it_was_made(decoders: dict[int, onnx.ModelProto]) -> None:

@@ -11,14 +11,14 @@ import numpy as np
 import onnx
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData, load_tensors_data, save_tensors_data
 
-_COPIES = frozenset({"Concat", "Expand", "MaxPool", "Pad", "Reshape", "Slice", "Split", "Transpose", "Unsqueeze"})
+COPIES = frozenset({"Concat", "Expand", "MaxPool", "Pad", "Reshape", "Slice", "Split", "Transpose", "Unsqueeze"})
 """Ops whose outputs hold elements of their inputs, or zeros; MaxPool, which chooses among them, as well."""
 
 Ranges = dict[str, tuple[float, float]]
 
 
 def with_copies(model: onnx.ModelProto, ranges: Ranges) -> Ranges:
-    """``ranges`` with those of every copy in ``model`` replaced by the union of what it is copied from."""
+    """``ranges`` with those of every copy in ``model``, and of its constant parts, replaced by its sources' union."""
     result = dict(ranges)
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     constants |= {
@@ -27,7 +27,7 @@ def with_copies(model: onnx.ModelProto, ranges: Ranges) -> Ranges:
         if node.op_type == "Constant"
     }
     for node in model.graph.node:
-        if node.op_type not in _COPIES:
+        if node.op_type not in COPIES:
             continue
         sources = node.input if node.op_type == "Concat" else node.input[:1]
         bounds = [_range(name, result, constants) for name in sources]
@@ -35,7 +35,8 @@ def with_copies(model: onnx.ModelProto, ranges: Ranges) -> Ranges:
         if len(known) == len(bounds):
             # Zero is in every encoding anyway, so that a Pad adds nothing.
             union = (min(low for low, _ in known), max(high for _, high in known))
-            result.update(dict.fromkeys(node.output, union))
+            # Numbers in the names of constants say nothing either: zeros that are joined to a mask.
+            result.update(dict.fromkeys([*node.output, *(name for name in sources if name in constants)], union))
     return result
 
 
