@@ -6,7 +6,8 @@ from _config import stage
 from omegaconf import DictConfig
 
 from kokoro_npu.files import atomic, write_json
-from kokoro_npu.runtimes.table import collect, markdown, summarize
+from kokoro_npu.runtimes.shown import markdown
+from kokoro_npu.runtimes.table import collect, summarize
 from kokoro_npu.versions import provenance
 from kokoro_npu.weights import source_label
 

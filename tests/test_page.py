@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import soundfile
 from PIL import Image
 
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.files import write_json
 from kokoro_npu.page import baseline, charts, figures, sound
+from kokoro_npu.runtimes.table import COLUMNS
 from kokoro_npu.wav import read_wav
 from tests.page_case import FRAMES, make_page, reports, write_build, write_reports
 
@@ -108,6 +111,29 @@ def test_a_missed_gate_is_marked(build: Path) -> None:
     write_reports(build, 60, parity__quant_snr_db_min=19.99)
     assert 'class="n missed">20.0 <span class="bad">✗' in make_page(build)
     assert "20.0 **missed** | 29.9 |" in (build / "reports/index.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_runtimes_is_shown_if_it_is_there(build: Path) -> None:
+    assert "Other runtimes" not in make_page(build)
+    plain = (build / "reports/index.md").read_bytes()
+    table = pd.DataFrame(columns=["runtime", "frames", "precision", *COLUMNS])
+    table.loc[0] = pd.Series(
+        {"runtime": "litert", "frames": 60, "precision": "int8", "bytes": 54_900_000, "snr_db_min": 33.7}
+    )
+    table.to_csv(build / "reports/runtimes.csv", index=False)
+    write_json(build / "reports/runtimes.json", {"weights_source": "official"})
+    page = _Elements()
+    page.feed(html := make_page(build))
+    assert page.open == []
+    words = " ".join(re.sub(r"<[^>]+>", " ", html).split())
+    assert "weights official" in words
+    assert "litert 60 int8 54.9 33.7 – –" in words
+    markdown = (build / "reports/index.md").read_text(encoding="utf-8")
+    assert "| litert | 60 | int8 | 54.9 | 33.7 | – |" in markdown
+    assert "\n\n\n" not in markdown
+    (build / "reports/runtimes.csv").unlink()
+    make_page(build)
+    assert (build / "reports/index.md").read_bytes() == plain
 
 
 def test_players_hold_the_wavs_bit_for_bit(build: Path) -> None:

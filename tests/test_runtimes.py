@@ -15,7 +15,7 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import write_json
 from kokoro_npu.geometry import PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
 from kokoro_npu.runtime import frame_ratio
-from kokoro_npu.runtimes import coreml, executorch, extras, litert, table
+from kokoro_npu.runtimes import coreml, executorch, extras, litert, shown, table
 from kokoro_npu.runtimes.measure import Engine, kinds, take_turns
 from kokoro_npu.runtimes.static_parts import StaticDuration, StaticProsody, UnrolledLSTM
 from tests.runtime_backends import BALLAST_BYTES, DOUBLING, FAILING
@@ -180,7 +180,7 @@ def test_the_table_has_a_row_for_each_runtime_bucket_and_precision(tmp_path: Pat
     # Geometric mean over the buckets: 1.5 and 0.5 are faster than 1 together.
     assert summary["executorch_fp32_time_ratio"] == pytest.approx(0.866, abs=1e-3)
     assert summary["fastest"] in ("executorch_fp32", "litert_fp32")
-    lines = table.markdown(found).splitlines()
+    lines = shown.markdown(found).splitlines()
     assert len(lines) == 2 + len(found)
     assert len({line.count("|") for line in lines}) == 1
     assert "| coreml | 80 | fp16 | 1.0 | 49.2 |" in lines[-2]

@@ -13,6 +13,7 @@ from kokoro_npu.files import atomic, read_json
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.page import baseline, charts, figures, sound
 from kokoro_npu.page.figures import Figure, Reports, text
+from kokoro_npu.runtimes.shown import cells
 
 _TEMPLATES = Path(__file__).parent / "data"
 
@@ -61,7 +62,8 @@ def write_page(
     """Write ``index.html``, ``index.md`` and ``plots/*.svg`` into the directory of the reports.
 
     Args:
-        out_dir: holds ``{parity,audit,compile,profile}/<frames>.json`` and ``summary.json``.
+        out_dir: holds ``{parity,audit,compile,profile}/<frames>.json`` and ``summary.json``; of an optional pipeline
+            ``runtimes.csv`` and ``runtimes.json``, which are shown if they are there.
         frames: the build's buckets.
         precision: of the quantized decoders.
         gates: name to bound, those of the stage parity-eval.
@@ -96,6 +98,7 @@ def write_page(
         "ops": op_tables(audit_dir, frames),
         "samples": sound.samples(parity_dir, list(frames), precision),
         "plots": plots,
+        "runtimes": _runtimes(out_dir),
     }
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
@@ -108,6 +111,19 @@ def write_page(
     for name in ("index.html", "index.md"):
         with atomic(out_dir / name) as tmp:
             tmp.write_text(environment.get_template(f"{name}.j2").render(facts), encoding="utf-8")
+
+
+def _runtimes(out_dir: Path) -> dict[str, Any] | None:
+    """The table of runtimes and who made it, if there is one."""
+    path = out_dir / "runtimes.csv"
+    if not path.is_file():
+        return None
+    shown = cells(pd.read_csv(path))
+    return {
+        "headings": list(shown),
+        "rows": list(zip(*shown.values(), strict=True)),
+        "made_by": _report(path.with_suffix(".json")),
+    }
 
 
 # Shown, but not compared with the baseline: seconds of another machine say nothing.

@@ -14,7 +14,7 @@ from kokoro_npu.runtimes.compare import REFERENCE
 MEASURED = ("litert", "executorch", "coreml")
 """Runtimes in the order of the table; each has reports ``<reports>/<runtime>/<frames>.json``."""
 
-_COLUMNS = (
+COLUMNS = (
     "bytes",
     "snr_db_min",
     "waveform_corr_min",
@@ -27,6 +27,7 @@ _COLUMNS = (
     "ops_accelerated",
     "partitions",
 )
+"""Figures of a row, behind ``<precision>_`` in the runtimes' reports."""
 
 # Seed 2's model card: three float32 files for 512 frames; nothing else is published.
 _SEED_2 = {
@@ -73,7 +74,7 @@ def collect(reports: Path, frames: Sequence[int]) -> pd.DataFrame:
                     }
                 )
             rows += [_row(runtime, size, precision, report, precision) for precision in precisions]
-    return pd.DataFrame([*rows, _SEED_2], columns=["runtime", "frames", "precision", *_COLUMNS])
+    return pd.DataFrame([*rows, _SEED_2], columns=["runtime", "frames", "precision", *COLUMNS])
 
 
 def _read(path: Path, runtime: str, frames: int) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def _read(path: Path, runtime: str, frames: int) -> dict[str, Any]:
 
 
 def _row(runtime: str, frames: int, precision: str, report: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    values = {column: report.get(f"{prefix}_{column}") for column in _COLUMNS}
+    values = {column: report.get(f"{prefix}_{column}") for column in COLUMNS}
     if values["snr_db_min"] is None:
         raise KokoroNpuError(
             f"the report of {runtime} at {frames} frames holds no {prefix}_snr_db_min: rerun its stage"
@@ -109,34 +110,3 @@ def summarize(table: pd.DataFrame) -> dict[str, Any]:
     ratios = {name: value for name, value in report.items() if name.endswith("_time_ratio")}
     report["fastest"] = min(ratios, key=ratios.__getitem__).removesuffix("_time_ratio")
     return report
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """The table for a reader: megabytes, and a dash for what a runtime cannot tell."""
-    shown = {
-        "runtime": table["runtime"],
-        "frames": table["frames"].map(str),
-        "precision": table["precision"],
-        "MB": table["bytes"].map(lambda n: _number(n, 1e6, 1)),
-        "SNR dB": table["snr_db_min"].map(lambda n: _number(n, 1, 1)),
-        "waveform corr.": table["waveform_corr_min"].map(lambda n: _number(n, 1, 5)),
-        "magnitude corr.": table["magspec_corr_min"].map(lambda n: _number(n, 1, 6)),
-        "log-mel dB": table["logmel_mae_max"].map(lambda n: _number(n, 1, 3)),
-        "NaN": table["nan_samples"].map(lambda n: _number(n, 1, 0)),
-        "time ÷ ORT": table["time_ratio"].map(lambda n: _number(n, 1, 2)),
-        "peak MB": table["memory_bytes"].map(lambda n: _number(n, 1e6, 0)),
-        "ops accelerated": [
-            f"{int(a)} of {int(n)}" if pd.notna(a) and pd.notna(n) else "–"
-            for a, n in zip(table["ops_accelerated"], table["ops"], strict=True)
-        ],
-    }
-    lines = [
-        list(shown),
-        ["---"] * len(shown),
-        *([str(cell) for cell in row] for row in zip(*shown.values(), strict=True)),
-    ]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _number(value: Any, unit: float, digits: int) -> str:
-    return "–" if pd.isna(value) else f"{value / unit:.{digits}f}"
