@@ -11,6 +11,7 @@ and shift, constant factors inside the weights, inputs brought into its layout o
 Source: ``kokoro.istftnet`` 0.9.4 (``Decoder``, ``Generator``); its blocks are in :mod:`kokoro_npu.blocks`.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -29,11 +30,17 @@ _POST_SLOPE = 0.01
 
 
 class InverseSTFT(nn.Module):
-    """Magnitude and phase to samples; see :mod:`kokoro_npu.istft`."""
+    """Magnitude and phase to samples; see :mod:`kokoro_npu.istft`.
 
-    def __init__(self, bucket: Bucket) -> None:
+    Args:
+        bucket: the static size.
+        gains: factors on the real and the imaginary part of each bin, [22]; ones unless given.
+    """
+
+    def __init__(self, bucket: Bucket, gains: Tensor | None = None) -> None:
         super().__init__()
-        self.synthesis = kernel_conv(synthesis_kernel())
+        kernel = synthesis_kernel()
+        self.synthesis = kernel_conv(kernel if gains is None else kernel * gains[:, None])
         self.edge = kernel_conv(edge_kernel())
         self.bucket = bucket
 
@@ -45,10 +52,20 @@ class InverseSTFT(nn.Module):
         return hops.permute(0, 2, 3, 1).reshape(1, HOP * self.bucket.noise_steps)[:, : self.bucket.samples]
 
 
+_HALF_TURNS = (-1, 0, 1, -1, 0, 0, 0, -1, 0, 0, 0)
+_LOG_MAGNITUDES = (0.4, 0.5, 2.3, -2.4, -2.1, -1.7, 1.0, -1.1, -1.6, -1.7, -1.9)
+"""Where each bin is loudest in Kokoro v1.0: sine's argument in units of pi, and the exponent."""
+
+
 class Head(nn.Module):
     """From the generator's last features to audio: the part that quantization leaves floating.
 
     An 8-bit head costs six decibels (design §5), and holds next to no weights.
+
+    In half precision most of the decoder's error is made here: bin 2 is a hundred times louder than the audio, and all
+    but its changes cancel in the overlapping windows, so that the last bit of its exponent and of its phase is heard.
+    So both are computed as the distance from where they mostly are, and what is left out is put into the synthesis:
+    exp(l) = exp(c) exp(l - c); and sin(p) = (-1)^k sin(p - k pi), a sign that cosine loses and sine keeps.
     """
 
     def __init__(self, conv_post: nn.Conv1d, gain: float, bucket: Bucket, rows: int) -> None:
@@ -56,7 +73,12 @@ class Head(nn.Module):
         # Two convolutions, because the split of one would be a wide slice.
         self.post_magnitude = RowConv(conv_post, rows, slice(0, STFT_BINS), gain)
         self.post_phase = RowConv(conv_post, rows, slice(STFT_BINS, None), gain)
-        self.inverse_stft = InverseSTFT(bucket)
+        turns, logs = torch.tensor(_HALF_TURNS), torch.tensor(_LOG_MAGNITUDES)
+        for conv, offset in ((self.post_magnitude.conv, logs), (self.post_phase.conv, math.pi * turns)):
+            assert conv.bias is not None
+            conv.bias.data -= offset
+        signs = (-1.0) ** turns
+        self.inverse_stft = InverseSTFT(bucket, torch.cat([logs.exp(), logs.exp() * signs]))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """X [1, 128, R, W], zero on padding, and mask [1, 1, R, W] to audio [1, 600 T]."""
