@@ -49,13 +49,13 @@ def test_equalisation_is_exact_in_float(contest: ideas.Contest) -> None:
     moved = [name for name, layer in contest.layers.items() if not torch.equal(layer.weight, weights[name])]
     heard = contest.hear()
     contest.reset()
-    assert {"encode.conv1.weight", "encode.norm1.scale.weight", "decode.3.conv2.weight"} <= set(moved)
+    assert {"encode.conv1.weight", "styles.0.scale.weight", "decode.3.conv2.weight"} <= set(moved)
     assert "decode.3.conv1.weight" not in moved  # the depthwise upsampling stands between
     assert all(metrics.snr_db(a, b) > 90 for a, b in zip(before, heard, strict=True))
 
 
 def test_bias_correction_takes_the_mean_error_away(contest: ideas.Contest) -> None:
-    name = "generator.resblocks.0.convs2.0.weight"
+    name = "generator.resblocks.0.convs2.0.conv.weight"
     layer = contest.layers[name]
     biased = {name: layer.weight.detach() + 0.05}
     plain = contest.judge("shifted", biased)
