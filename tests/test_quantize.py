@@ -23,6 +23,7 @@ from kokoro_npu.files import read_json, write_json
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.quantize import Calibration, Recipe, calibrate, calibration_samples, quantize_decoder
 from kokoro_npu.quantize.lines import load_lines
+from kokoro_npu.quantize.recipe import NORM
 from kokoro_npu.quantize.rounding import round_decoder
 from kokoro_npu.runtime import Array, pad_to_bucket, trim
 from kokoro_npu.shared_weights import Pack
@@ -388,4 +389,5 @@ def test_the_mixed_recipe_fits_a_decoder_with_the_real_kernels() -> None:
     settings = mixed.settings(model)
     assert settings["/generator/resblocks.2/convs1.0/conv/Conv"].weights == 8
     assert settings["/generator/head/Exp"].float
-    assert all(name.startswith(HEAD) for name, one in settings.items() if one.float)
+    norms = {node.name for node in model.graph.node if node.op_type == NORM}
+    assert all(name.startswith(HEAD) or name in norms for name, one in settings.items() if one.float)
