@@ -16,6 +16,7 @@ from onnx import helper
 from kokoro_npu.compile import BACKENDS, CompileSettings, Target, compile_decoder, compile_decoders, memory, toolchain
 from kokoro_npu.compile.binary import BinaryInfo, GraphInfo, check_binary, read_binary
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.shared_binary import compile_shared
 from tests.small_graphs import INPUTS, WIDTH, decoder_like, save_model
 
 SM8650 = Target("sm8650", "Snapdragon 8 Gen 3", 57, 75, 8)
@@ -120,6 +121,22 @@ def test_without_the_wheel_the_build_goes_on(tmp_path: Path, model: Path, monkey
     assert (report["compiled"], report["binary_bytes"]) == (False, 0)
     assert "onnxruntime-qnn is not installed" in report["reason"]
     assert (tmp_path / "out" / "why.txt").is_file()
+
+
+def test_one_binary_for_all_needs_the_local_compiler(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "library_dir", lambda: None)
+    for settings, why in (
+        (SETTINGS, "120/why.txt"),
+        (replace(SETTINGS, backend="aihub"), "why.txt"),
+    ):
+        out = tmp_path / "out"
+        report = compile_shared({120: model}, "w8a16", SM8650, settings, out)
+        assert (report["buckets"], report["compiled_buckets"], report["frames"]) == (1, 0, [])
+        assert (report["binary_bytes"], report["graphs"]) == (0, 0)
+        assert [path for path in out.rglob("*") if path.is_file()] == [out / why]
+    assert (out / why).read_text() == "Not compiled: aihub compiles each bucket alone\n"
 
 
 def test_a_wheel_that_does_not_load_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from kokoro_npu.files import read_json, sha256
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.runtime import pad_to_bucket
 from kokoro_npu.sessions import cpu_session
+from kokoro_npu.shared_binary import compile_shared
 from kokoro_npu.shared_weights import Pack
 from tests.narrow_model import narrow_kmodel, random_features
 from tests.small_graphs import decoder_like, quantize_w8a16
@@ -119,6 +120,22 @@ def test_two_buckets_share_one_binary(tmp_path: Path) -> None:
             "context": f"kokoro_decoder_{frames}_ctx.onnx",
             "graphs": [report["graph"]],
         }
+
+
+def test_a_report_of_one_binary_for_all(models: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "shared"
+    paths = {}
+    for frames in (1, 2, 10**6):
+        paths[frames] = tmp_path / f"model_{frames}.onnx"
+        paths[frames].write_bytes(models["w8a16"].read_bytes())
+    report = compile_shared(paths, "w8a16", SM8650, SETTINGS, out)
+    assert (report["buckets"], report["compiled_buckets"], report["frames"], report["graphs"]) == (3, 2, [1, 2], 2)
+    assert report["binary_bytes"] == (out / "kokoro_decoder_qnn.bin").stat().st_size
+    assert (report["backend"], report["target"], report["chip"]) == ("qnn-htp-offline", "sm8650", SM8650.chip)
+    assert report["seconds"] > 0
+    assert report["qairt"].startswith("v")
+    assert "too large: 1000000 frames" in (out / "1000000/why.txt").read_text()
+    assert read_json(out / "2/bucket.json")["context"] == "model_2_ctx.onnx"
 
 
 # The emulation cannot load a binary with shared weights again (it dies of SIGSEGV; upstream skips its own tests of that

@@ -240,26 +240,31 @@ def test_a_binary_alone_as_ai_hub_gives_it(build: Build, tmp_path: Path) -> None
 
 
 def test_one_binary_for_all_buckets(build: Build, tmp_path: Path) -> None:
-    """It lies above the buckets' directories, which only name it and their graphs in it."""
+    """It is taken before the buckets' own ones; directories of the buckets name it and their graphs in it."""
     root = tmp_path / "build"
     shutil.copytree(build.artifacts.parent, root)
-    compiled = root / "artifacts/compiled"
-    shutil.rmtree(compiled)
-    compiled.mkdir()
-    (compiled / "kokoro_decoder_qnn.bin").write_bytes(bytes(range(256)) * 8)
+    shared = root / "artifacts/shared"
+    shared.mkdir()
+    (shared / "kokoro_decoder_qnn.bin").write_bytes(bytes(range(256)) * 8)
     for frames in BUCKETS:
         context = f"kokoro_decoder_{frames}_ctx.onnx"
-        (compiled / context).write_bytes(b"the shared binary's name")
+        (shared / context).write_bytes(b"the shared binary's name")
         names = {"binary": "kokoro_decoder_qnn.bin", "context": context, "graphs": [f"g{frames}a", f"g{frames}b"]}
-        write_json(compiled / str(frames) / "bucket.json", names)
-        report = {"precision": "w8a16", "compiled": True, "reason": "", "qairt": "2.51"}
-        write_json(root / f"reports/compile/{frames}.json", report)
+        write_json(shared / str(frames) / "bucket.json", names)
     both = Build(root / "artifacts", root / "reports", build.buckets, "w8a16", TARGET)
     write_bundle(both, ["fp32"], LICENCES, tmp_path / "sdk")
     small, large = (bucket["context_binary"] for bucket in open_bundle(tmp_path / "sdk").manifest["buckets"])
     assert small["binary"] == large["binary"] == "htp/kokoro_decoder_qnn.bin"
     assert (small["model"], small["graphs"]) == ("htp/kokoro_decoder_16_ctx.onnx", ["g16a", "g16b"])
     assert (large["model"], large["graphs"]) == ("htp/kokoro_decoder_40_ctx.onnx", ["g40a", "g40b"])
+    held = sorted(path.name for path in (tmp_path / "sdk/htp").iterdir())
+    assert held == ["kokoro_decoder_16_ctx.onnx", "kokoro_decoder_40_ctx.onnx", "kokoro_decoder_qnn.bin"]
+    # A bucket that did not get into it keeps its own.
+    shutil.rmtree(shared / str(COMPILED))
+    write_bundle(both, ["fp32"], LICENCES, tmp_path / "sdk")
+    small, large = (bucket["context_binary"] for bucket in open_bundle(tmp_path / "sdk").manifest["buckets"])
+    assert (small["binary"], small["graphs"]) == (f"htp/kokoro_decoder_{COMPILED}_ctx_qnn.bin", [])
+    assert large["binary"] == "htp/kokoro_decoder_qnn.bin"
 
 
 @pytest.mark.qnn

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.plan_copy import BUCKETS, PlanCopy
-from tests.test_plan import EVERY_BUCKET, STAGES, instances
+from tests.test_plan import EVERY_BUCKET, JOINS, STAGES, instances
 
 ROOT = Path(__file__).resolve().parents[1]
 JUDGES = ["op-audit", "qai-compile", "parity-eval", "device-profile"]
-LAST = {"summary", "report", "package"}
-"""What joins the buckets."""
-SHARED = {name for name in STAGES if name not in EVERY_BUCKET} - LAST
+SHARED = {name for name in STAGES if name not in EVERY_BUCKET} - JOINS
 
 pytestmark = pytest.mark.pipeline
 
@@ -80,7 +78,7 @@ def test_chains_of_buckets_run_on_workers_and_are_joined(origin: PlanCopy, tmp_p
         push(worker)
     last = clone(origin, tmp_path / "last")
     run(last, "repro", "--pull")
-    assert set(last.ran()) == LAST
+    assert set(last.ran()) == JOINS
     assert len(list((last.path / "reports/parity").iterdir())) == len(BUCKETS)
 
 
@@ -96,7 +94,7 @@ def test_queued_experiments_run_side_by_side(origin: PlanCopy) -> None:
     # the chains after `calibrate`, twice; nothing before it
     # Experiments run in directories below this one, where the fakes' log is theirs.
     ran = (origin.path / ".dvc/tmp/exps/ran.txt").read_text().split()
-    assert sorted(ran) == sorted(2 * instances({"calibrate", "quantize", *JUDGES, *LAST}, BUCKETS))
+    assert sorted(ran) == sorted(2 * instances({"calibrate", "quantize", *JUDGES, *JOINS}, BUCKETS))
     shown = run(origin, "exp", "show", "--md", "--only-changed", "--drop", ".*json:.*|artifacts.*|kokoro.*|stages.*")
     assert {"fp16", "w8a8"} <= set(re.findall(r"\w+", shown))
     assert origin.git("status", "--short") == ""

@@ -139,17 +139,17 @@ def _external_files(model: Path) -> list[str]:
 
 
 def _entry(build: Build, frames: int, decoders: dict[str, str], root: Path) -> Entry:
-    """One bucket of the manifest, its context binary copied where there is one."""
+    """One bucket of the manifest, its context binary copied where there is one: the shared one before its own."""
     report = _report(build, "compile", frames)
-    if not report["compiled"]:
+    shared = build.artifacts / "shared"
+    place = shared / str(frames) / "bucket.json"  # what the bucket is called in the binary
+    if place.is_file():
+        names = read_json(place)
+        directory, models, binaries, graphs = shared, [names["context"]], [names["binary"]], names["graphs"]
+    elif not report["compiled"]:
         return Entry(frames, decoders, not_compiled=str(report["reason"]))
-    directory = build.artifacts / "compiled" / str(frames)
-    # The binary that all buckets share lies above with the models that name it; `bucket.json` says which.
-    shared = directory / "bucket.json"
-    if shared.is_file():
-        names = read_json(shared)
-        directory, models, binaries, graphs = directory.parent, [names["context"]], [names["binary"]], names["graphs"]
     else:
+        directory = build.artifacts / "compiled" / str(frames)
         models = [path.name for path in sorted(directory.glob("*_ctx.onnx"))]  # AI Hub gives a binary alone
         found = directory.glob("*.bin")
         binaries = _context_binaries(directory / models[0]) if models else [path.name for path in found]

@@ -1,0 +1,63 @@
+"""The decoders of all buckets as one HTP context binary: what the SDK bundle ships, and what each further chip gets."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kokoro_npu.compile import CompileSettings, Target, compile_decoders
+
+_COMPILER = ("backend", "qairt", "onnxruntime_qnn")
+
+
+def compile_shared(
+    models: Mapping[int, Path], precision: str, target: Target, settings: CompileSettings, out_dir: Path | str
+) -> dict[str, Any]:
+    """Compile all buckets into ``out_dir`` as :func:`kokoro_npu.compile.compile_decoders` does, and report it as one.
+
+    Args:
+        models: frames to the bucket's decoder.
+        precision: ``w8a16``, ``w8a8`` or ``fp16``.
+        target: the chip.
+        settings: backend, level and options. Only ``local`` puts several buckets into one binary; with another
+            ``out_dir`` holds nothing but ``why.txt``.
+        out_dir: emptied first.
+
+    Returns:
+        A flat report: ``backend``, ``precision``, ``target``, ``chip``, ``soc_model``, ``htp_arch``,
+        ``optimization_level``, ``qairt``, ``onnxruntime_qnn``; ``buckets`` (how many were asked for),
+        ``compiled_buckets``, ``frames`` (of those), ``graphs``, ``binary_bytes``, ``seconds`` of all and
+        ``peak_rss_bytes``. Why a bucket is not in the binary stands in ``<out_dir>/<frames>/why.txt``.
+
+    Raises:
+        KokoroNpuError: as :func:`kokoro_npu.compile.compile_decoder`; the message names the bucket.
+    """
+    if settings.backend == "local":
+        reports = compile_decoders(models, precision, target, settings, out_dir)
+    else:
+        reports = {}
+        _leave_out(f"{settings.backend} compiles each bucket alone", Path(out_dir))
+    compiled = [report for report in reports.values() if report["compiled"]]
+    compiler = next(iter([*compiled, *reports.values()]), {"backend": settings.backend})
+    return {
+        "precision": precision,
+        "target": target.name,
+        "chip": target.chip,
+        "soc_model": target.soc_model,
+        "htp_arch": target.htp_arch,
+        "optimization_level": settings.optimization_level,
+        **{key: compiler.get(key, "") for key in _COMPILER},
+        "buckets": len(models),
+        "compiled_buckets": len(compiled),
+        "frames": [report["frames"] for report in compiled],
+        "graphs": max((report["graphs_in_binary"] for report in compiled), default=0),
+        "binary_bytes": max((report["binary_bytes"] for report in compiled), default=0),
+        "seconds": round(sum(report["seconds"] for report in compiled), 1),
+        "peak_rss_bytes": max((report["peak_rss_bytes"] for report in compiled), default=0),
+    }
+
+
+def _leave_out(reason: str, out_dir: Path) -> None:
+    shutil.rmtree(out_dir, ignore_errors=True)
+    out_dir.mkdir(parents=True)
+    (out_dir / "why.txt").write_text(f"Not compiled: {reason}\n", encoding="utf-8")
