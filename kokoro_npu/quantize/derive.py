@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import onnx
 
 from kokoro_npu.quantize.lines import GPTQ, NEAREST, WIDEST_SPAN_AT_16_BITS, Line, column_spans, weighted_nodes
-from kokoro_npu.quantize.trials import Trial, activation_cases
+from kokoro_npu.quantize.trial_table import Trial
+from kokoro_npu.quantize.trials import activation_cases
 
 COMMENT = """Derived from trials (docs/quantization.md). Patterns are over node names; a later line wins.
 To change a line for good, put yours into recipes/pins.yaml, which the stage derive-recipe appends."""
