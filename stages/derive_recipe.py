@@ -1,7 +1,5 @@
 """Stage derive-recipe: trials, thresholds and pinned lines to a recipe."""
 
-from pathlib import Path
-
 from _config import plain, stage
 from omegaconf import DictConfig
 
@@ -9,7 +7,7 @@ from kokoro_npu.export import export_decoder
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.quantize.derive import COMMENT, Thresholds, derive
 from kokoro_npu.quantize.lines import load_lines, save_lines
-from kokoro_npu.quantize.trials import read_trials
+from kokoro_npu.quantize.trial_table import read_trials
 from kokoro_npu.weights import load_kmodel
 
 
@@ -18,7 +16,7 @@ def main(cfg: DictConfig) -> None:
     """Write artifacts/trials/recipe.yaml: what the trials say, then the pinned lines, which win."""
     # Node names are the same in every bucket.
     decoder = export_decoder(load_kmodel("artifacts/weights"), Bucket(2), cfg.export.opset)
-    trials = {trial.name: trial for trial in read_trials(Path("reports/trials/trials.csv"))}
+    trials = read_trials("reports/trials/trials.csv")
     lines = derive(decoder, trials, Thresholds(**plain(cfg.derive.thresholds)))
     save_lines("artifacts/trials/recipe.yaml", [*lines, *load_lines(cfg.derive.pins)], COMMENT)
 

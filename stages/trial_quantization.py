@@ -12,7 +12,8 @@ from kokoro_npu.features import load_recorded
 from kokoro_npu.files import sha256, write_json
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.quantize.trial_bench import TrialBench, choose_windows
-from kokoro_npu.quantize.trials import run_trials, summarize, write_trials
+from kokoro_npu.quantize.trial_table import write_trials
+from kokoro_npu.quantize.trials import run_trials, summarize
 from kokoro_npu.versions import provenance
 from kokoro_npu.weights import load_kmodel, source_label
 

@@ -14,7 +14,8 @@ from kokoro_npu.cli import cli
 from kokoro_npu.counting import NAME, OP, OP_DTYPE, count, difference, file_size
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.onnx_files import external_files, read_graph, read_model
-from kokoro_npu.quantize.estimate import AS_STORED, FP16, INT8, Thresholds, estimate_size, read_trials
+from kokoro_npu.quantize.estimate import AS_STORED, FP16, INT8, Thresholds, estimate_size
+from kokoro_npu.quantize.trial_table import read_trials
 
 F32, U8 = np.float32, np.uint8
 MIXED = np.ones((4, 8), F32)

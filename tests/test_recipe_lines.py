@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 
+from kokoro_npu import metrics
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.quantize import Calibration, Recipe, RoundedWeight, load_rounded, quantize_decoder, save_rounded
 from kokoro_npu.quantize.calibrate import calibrate
@@ -141,28 +143,48 @@ def test_a_line_that_means_nothing_is_one_line(line: Line, message: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("kernel", "attributes", "holds"),
+    ("kernel", "attributes", "halved"),
     [
-        (7, {}, True),
-        (9, {}, False),
-        (3, {"dilations": [1, 2]}, False),
-        (12, {"strides": [1, 6]}, True),
+        (7, {"pads": [0, 3, 0, 3]}, False),
+        (9, {"pads": [0, 4, 0, 4]}, True),
+        (3, {"pads": [0, 2, 0, 2], "dilations": [1, 2]}, True),
+        (12, {"strides": [1, 6]}, False),
     ],
 )
-def test_sixteen_bit_weights_only_where_htp_computes_them(
-    kernel: int, attributes: dict[str, list[int]], holds: bool
+def test_sixteen_bits_are_two_halves_where_htp_cannot(
+    kernel: int, attributes: dict[str, list[int]], halved: bool, tmp_path: Path
 ) -> None:
+    rng = np.random.default_rng(2)
     model = _model()
+    weight = rng.standard_normal((CHANNELS, CHANNELS, 1, kernel)).astype(np.float32)
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "a.weight"))
+    model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(CHANNELS).astype(np.float32), "bias"))
     conv = model.graph.node[0]
-    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((4, 4, 1, kernel), np.float32), "a.weight"))
+    conv.input.append("bias")
     del conv.attribute[:]
     conv.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
-    line = Line("/a/*", "why", weights=16)
-    if holds:
-        assert resolve(model, Settings(8, 16), [line])["/a/Conv"].weights == 16
-    else:
-        with pytest.raises(KokoroNpuError, match="gives 16-bit weights to /a/Conv, which spans"):
-            resolve(model, Settings(8, 16), [line])
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    x = {"x": rng.standard_normal((1, CHANNELS, 1, WIDTH)).astype(np.float32)}
+    calibrate([(model, [x])], W8A16, tmp_path / "encodings.json")
+    truth = _run(model, x)
+
+    def heard(*lines: Line) -> tuple[float, onnx.ModelProto]:
+        copy = onnx.ModelProto.FromString(model.SerializeToString())
+        made = quantize_decoder(copy, replace(W8A16, lines=lines), tmp_path / "encodings.json")
+        return metrics.snr_db(truth, _run(made, x)), made
+
+    rest = Line("/b/*", "not under test", weights=16)
+    (at_8, _), (at_16, made) = heard(rest), heard(rest, Line("/a/*", "why", weights=16))
+    assert at_16 > at_8 + 30
+    types = _types(made)
+    assert types["a.weight"] == (TensorProto.INT8 if halved else TensorProto.INT16)
+    assert ("a.weight_low" in types) == halved
+
+
+def _run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    result: np.ndarray = session.run(None, inputs)[0].ravel()
+    return result
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from kokoro_npu.quantize import trials
 from kokoro_npu.quantize.derive import Thresholds, derive, patterns
 from kokoro_npu.quantize.lines import Settings, resolve, weighted_nodes
 from kokoro_npu.quantize.trial_bench import TrialBench, choose_windows
-from kokoro_npu.quantize.trials import Bench, Case, Trial
+from kokoro_npu.quantize.trial_table import Trial, read_trials, write_trials
+from kokoro_npu.quantize.trials import Bench, Case
 from tests.narrow_model import narrow_kmodel
 
 WIDTH = 64
@@ -119,9 +120,9 @@ def test_a_killed_run_resumes(tmp_path: Path) -> None:
 
 def test_the_csv_has_seed_threes_columns_and_survives(tmp_path: Path) -> None:
     results = [Trial("/a,b", "Conv", 0.25, 31.5, 7, 28), Trial("/c", "Sin", 0.0, float("inf"), 0, 0)]
-    trials.write_trials(results, tmp_path / "trials.csv")
+    write_trials(results, tmp_path / "trials.csv")
     assert (tmp_path / "trials.csv").read_text().splitlines()[0] == "name,op_type,mel_distance,snr_db,params,size"
-    assert trials.read_trials(tmp_path / "trials.csv") == results
+    assert list(read_trials(tmp_path / "trials.csv").values()) == results
 
 
 def test_one_name_for_two_parts_is_an_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ _FILES = ("torch_output.wav", "onnx_output.wav")
 
 @click.command(short_help="Speak a text with a model and with PyTorch.")
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--text", help="What is said; eSpeak makes the phonemes.")
+@click.option("--text", help="What is said, in American English.")
 @click.option("--phonemes", help="What is said, in Kokoro's alphabet, in place of --text.")
 @click.option("--voice", required=True, help="A voice of the weights.")
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
@@ -44,15 +44,16 @@ def command(
     from kokoro_npu.files import atomic
     from kokoro_npu.frontend import Frontend, tokenize, voice_row
     from kokoro_npu.onnx_files import read_graph
-    from kokoro_npu.phonemes import phonemize
+    from kokoro_npu.speech.phonemizer import Phonemizer
     from kokoro_npu.verification import verify
     from kokoro_npu.weights import FILES, load_config, load_kmodel, load_voices
 
     read_graph(model)  # before anything slow
     if missing := [name for name in FILES if not (weights / name).is_file()]:
         raise KokoroNpuError(f"{weights} holds no {missing[0]}: run the stage `fetch-weights`, or give --weights")
-    symbols = phonemes if phonemes is not None else phonemize(text or "")
-    tokens = tokenize(symbols, load_config(weights)["vocab"], "the text")
+    vocab = load_config(weights)["vocab"]
+    symbols = phonemes if phonemes is not None else Phonemizer(vocab)(text or "")
+    tokens = tokenize(symbols, vocab, "the text")
     row = voice_row(load_voices(weights), voice, symbols)
     duration, prosody = cpu / "kokoro_duration.onnx", cpu / "kokoro_prosody.onnx"
     for path in (duration, prosody):

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from kokoro_npu.quantize.lines import GPTQ, NEAREST, WIDEST_SPAN_AT_16_BITS, Line, column_spans, weighted_nodes
-from kokoro_npu.quantize.trials import Trial, activation_cases
+from kokoro_npu.quantize.lines import GPTQ, NEAREST, Line, weighted_nodes
+from kokoro_npu.quantize.trial_table import Trial
+from kokoro_npu.quantize.trials import activation_cases
 
 COMMENT = """Derived from trials (docs/quantization.md). Patterns are over node names; a later line wins.
 To change a line for good, put yours into recipes/pins.yaml, which the stage derive-recipe appends."""
@@ -48,10 +49,7 @@ def derive(model: onnx.ModelProto, trials: Mapping[str, Trial], thresholds: Thre
     if thresholds.rounding == GPTQ:
         lines.append(Line("*", "costs nothing on the device", rounding=GPTQ))
     names = [node.name for node in model.graph.node]
-    spans = column_spans(model)
-    # Where HTP cannot, the weight stays at 8 bits whatever its trial says.
-    able = {name for name in weighted if spans.get(name, 1) <= WIDEST_SPAN_AT_16_BITS}
-    wide = {name for name in able if name in trials and _worth(trials[name]) < thresholds.weights_snr_db}
+    wide = {name for name in weighted if name in trials and _worth(trials[name]) < thresholds.weights_snr_db}
     for pattern, found in patterns(weighted, wide):
         lines.append(Line(pattern, _why_wide([trials[name] for name in found]), weights=16, rounding=NEAREST))
     for case in activation_cases(model):

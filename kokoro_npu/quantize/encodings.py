@@ -5,7 +5,9 @@ names of such tensors say nothing. Their ranges follow from what they are copied
 both sides of a copy, nothing is rounded on the way.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -46,13 +48,25 @@ def _range(name: str, ranges: Ranges, constants: dict[str, np.ndarray]) -> tuple
     return ranges.get(name)
 
 
-def complete(model: onnx.ModelProto, source: Path, target: Path, method: CalibrationMethod) -> None:
-    """Write at ``target`` the encodings of ``source`` as :func:`with_copies` makes them for ``model``."""
+def complete(
+    model: onnx.ModelProto,
+    source: Path,
+    target: Path,
+    method: CalibrationMethod,
+    derived: Mapping[str, tuple[str, float]] = MappingProxyType({}),
+) -> None:
+    """Write at ``target`` the encodings of ``source`` as :func:`with_copies` makes them for ``model``.
+
+    ``derived`` names tensors that were not measured, with the tensor whose range they have and a factor on it.
+    """
     measured = load_tensors_data(source)
     ranges: Ranges = {}
     for name in measured.keys():  # noqa: SIM118  # TensorsData is no mapping
         low, high = (float(np.asarray(bound).item()) for bound in measured[name].range_value)
         ranges[name] = (low, high)
+    for name, (like, factor) in derived.items():
+        if like in ranges:
+            ranges[name] = (factor * ranges[like][0], factor * ranges[like][1])
     completed = with_copies(model, ranges)
     data = {name: tuple(np.float32(bound) for bound in completed[name]) for name in sorted(completed)}
     save_tensors_data(TensorsData(method, data), target)

@@ -1,6 +1,5 @@
 """How large a model becomes when each node takes the width that its trial and the thresholds allow."""
 
-import csv
 import difflib
 import math
 import re
@@ -13,29 +12,12 @@ from onnx import NodeProto, TensorProto
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.onnx_files import WEIGHT_INPUTS, all_nodes, constants, external_files, read_graph, tensor_bytes
+from kokoro_npu.quantize.trial_table import Trial
 
 INT8, FP16, AS_STORED = "int8", "fp16", "as stored"
 PRECISIONS = (INT8, FP16, AS_STORED)
 
 _SCALE_BYTES = 4
-_COLUMNS = ("name", "op_type", "mel_distance", "snr_db", "params", "size")
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What quantizing one node alone did.
-
-    Attributes:
-        name: of the node.
-        op_type: of the node.
-        mel_distance: log-mel distance in dB that it cost.
-        snr_db: signal-to-noise ratio that was left.
-    """
-
-    name: str
-    op_type: str
-    mel_distance: float
-    snr_db: float
 
 
 @dataclass(frozen=True)
@@ -71,32 +53,6 @@ class Estimate:
     after: int
     nodes: dict[str, int]
     weights: dict[str, tuple[int, int]]
-
-
-def read_trials(path: Path | str) -> dict[str, Trial]:
-    """Trials by node name, from a CSV with at least the columns that the stage of the trials writes.
-
-    Raises:
-        KokoroNpuError: the file is missing, lacks a column, or holds a value that is no number.
-    """
-    try:
-        with open(path, encoding="utf-8", newline="") as stream:
-            rows = list(csv.DictReader(stream))
-    except OSError as error:
-        raise KokoroNpuError(f"{path}: {error.strerror}; the trials of the quantization write it") from None
-    except UnicodeDecodeError:
-        raise KokoroNpuError(f"{path}: not a CSV of trials") from None
-    if not rows:
-        raise KokoroNpuError(f"{path}: no trials in it; expected the columns {', '.join(_COLUMNS)}")
-    trials = {}
-    for line, row in enumerate(rows, start=2):
-        if missing := [column for column in _COLUMNS if row.get(column) is None]:
-            raise KokoroNpuError(f"{path}, line {line}: no {missing[0]}; expected the columns {', '.join(_COLUMNS)}")
-        try:
-            trials[row["name"]] = Trial(row["name"], row["op_type"], float(row["mel_distance"]), float(row["snr_db"]))
-        except ValueError as error:
-            raise KokoroNpuError(f"{path}, line {line} ({row['name']}): {error}") from None
-    return trials
 
 
 def choose(trial: Trial, thresholds: Thresholds) -> str:

@@ -14,11 +14,12 @@ from kokoro import istftnet as upstream
 from torch import Tensor, nn
 
 from kokoro_npu import metrics
-from kokoro_npu.blocks import MaskedStyleBlock, StyleProjections
+from kokoro_npu.blocks import MaskedResBlock, MaskedStyleBlock, Snake, StyleProjections
 from kokoro_npu.decoder import StaticDecoder
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.quantize.rounded import RoundedWeight
 from kokoro_npu.quantize.rounding import Layer, channel_axis, layers
+from kokoro_npu.rows import RowConv
 from kokoro_npu.runtime import Array, pad_to_bucket
 
 BITS = 8
@@ -114,7 +115,8 @@ class Contest:
     def judge(self, idea: str, weights: Mapping[str, Tensor], prepare: Callable[[], None] | None = None) -> Result:
         """Run the windows with other weights; ``prepare`` may change the decoder further. Everything is put back."""
         for name, weight in weights.items():
-            self.layers[name].weight.data = weight
+            # A copy: what is put back later goes into the same storage.
+            self.layers[name].weight.data = weight.clone()
         if prepare:
             prepare()
         heard = self.hear()
@@ -167,36 +169,55 @@ class Contest:
                 bias.data = bias.data + torch.stack(found).mean(dim=0)
 
     def equalize(self) -> dict[str, Tensor]:
-        """Cross-layer equalisation where it is exact: from a style norm through a leaky ReLU into a convolution.
+        """Cross-layer equalisation where it is exact: from a style norm through an activation into a convolution.
 
-        A gain on a channel of the norm's scale and shift passes the leaky ReLU and is undone in the convolution's
-        weight; each channel gets the gain that makes both ranges alike. Snake forgives no gain, so the generator has no
-        such pair.
+        A gain on a channel of the norm's scale and shift passes the leaky ReLU, and passes Snake if its frequency is
+        divided by it (x + sin(a x)^2 / a at a / g of g x is g times what it was). The convolution's weight undoes it;
+        each channel gets the gain that makes both ranges alike.
 
         Returns:
-            The biases that go with it.
+            The biases and frequencies that go with it.
         """
-        styles, start = self.decoder.styles[0], 0
-        assert isinstance(styles, StyleProjections)
+        generator, count = self.decoder.generator, self.decoder.generator.blocks_per_rate
+        groups: list[list[tuple[nn.Conv2d, Snake | None] | int]] = [[]]
         for block in (module for module in self.decoder.modules() if isinstance(module, MaskedStyleBlock)):
-            # The norms of the style blocks are the first projections, in the order of the blocks.
-            for conv, exact in ((block.conv1, block.pool is None), (block.conv2, True)):
-                channels = conv.in_channels
-                if exact:
-                    _equalize(styles, slice(start, start + channels), conv)
+            # The depthwise upsampling stands between the first norm and its convolution.
+            groups[0] += [(block.conv1, None) if block.pool is None else block.conv1.in_channels, (block.conv2, None)]
+        for i, source in enumerate(generator.noise_res):
+            groups.append([])
+            for block in (source, *generator.resblocks[i * count : (i + 1) * count]):
+                assert isinstance(block, MaskedResBlock)
+                for pair in zip(block.convs1, block.snakes1, block.convs2, block.snakes2, strict=True):
+                    for conv, snake in (pair[:2], pair[2:]):
+                        assert isinstance(conv, RowConv)
+                        assert isinstance(snake, Snake)
+                        groups[-1].append((conv.conv, snake))
+        for styles, followers in zip(self.decoder.styles, groups, strict=True):
+            assert isinstance(styles, StyleProjections)
+            start = 0
+            for follower in followers:
+                channels = follower if isinstance(follower, int) else follower[0].in_channels
+                if not isinstance(follower, int):
+                    _equalize(styles, slice(start, start + channels), *follower)
                 start += channels
-        return {name: t.clone() for name, t in self.decoder.state_dict().items() if name.endswith(".bias")}
+        ends = (".bias", ".alpha", ".inverse")
+        return {name: tensor.clone() for name, tensor in self.decoder.state_dict().items() if name.endswith(ends)}
 
 
-def _equalize(styles: StyleProjections, norm: slice, conv: nn.Conv2d) -> None:
+def _equalize(styles: StyleProjections, norm: slice, conv: nn.Conv2d, snake: Snake | None) -> None:
     """``norm``: the rows of the projections that scale and shift the convolution's input."""
     own = torch.cat([styles.scale.weight.data[norm].flatten(1), styles.shift.weight.data[norm].flatten(1)], dim=1)
     next_one = conv.weight.data.abs().amax(dim=(0, 2, 3))
-    gain = (next_one / own.abs().amax(dim=1).clamp_min(1e-12)).sqrt().clamp(0.1, 10)
+    gain = (next_one / own.abs().amax(dim=1).clamp_min(1e-12)).sqrt()
+    # What is gained is a matter of proportions; the mean stays where it is.
+    gain = (gain / gain.log().mean().exp()).clamp(0.1, 10)
     for layer in (styles.scale, styles.shift):
         layer.weight.data[norm] *= gain[:, None, None, None]
         assert layer.bias is not None
         layer.bias.data[norm] *= gain
+    if snake is not None:
+        snake.alpha.data /= gain[None, :, None, None]
+        snake.inverse.data *= gain[None, :, None, None]
     conv.weight.data = conv.weight.data / gain[None, :, None, None]
 
 

@@ -31,7 +31,8 @@ WIDEST_SPAN_AT_16_BITS = 7
 
 Measured in the emulation (QAIRT 2.51, SM8650, finalize level 2) against ONNX Runtime on the same graph, 64 to 256
 channels: 68 to 72 dB for kernels of 1 to 7 columns, for strided and for transposed ones; 13 to 41 dB for 9 and 11
-columns and for every dilated one. 8-bit weights: 75 dB for all.
+columns and for every dilated one. 8-bit weights: 75 dB for all. Such convolutions get their 16 bits in two halves
+(:mod:`kokoro_npu.quantize.halves`).
 """
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -143,12 +144,11 @@ def resolve(model: onnx.ModelProto, default: Settings, lines: Iterable[Line]) ->
         lines: in order; a later one wins.
 
     Raises:
-        KokoroNpuError: a pattern that matches no node, which would quantize otherwise than meant, a setting of weights
-            where no node has any, or 16-bit weights where HTP computes them wrongly.
+        KokoroNpuError: a pattern that matches no node, which would quantize otherwise than meant, or a setting
+            of weights where no node has any.
     """
     settings = {node.name: default for node in model.graph.node}
     weighted = {node.name for node in weighted_nodes(model)}
-    spans = column_spans(model)
     for line in lines:
         found = [name for name in settings if fnmatchcase(name, line.nodes)]
         if not found:
@@ -158,11 +158,6 @@ def resolve(model: onnx.ModelProto, default: Settings, lines: Iterable[Line]) ->
         if {"weights", "rounding"} & set(line.settings) and not weighted & set(found):
             raise KokoroNpuError(f"recipe: {line.nodes!r} sets weights, but matches no convolution")
         for name in found:
-            if line.weights == 16 and spans.get(name, 1) > WIDEST_SPAN_AT_16_BITS:
-                raise KokoroNpuError(
-                    f"recipe: {line.nodes!r} gives 16-bit weights to {name}, which spans {spans[name]} columns; HTP "
-                    f"computes such wrongly above {WIDEST_SPAN_AT_16_BITS} (docs/quantization.md): leave it at 8 bits"
-                )
             settings[name] = replace(settings[name], **line.settings)
     return settings
 

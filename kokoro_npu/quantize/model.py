@@ -4,6 +4,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,9 +16,10 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.quantize.encodings import complete
+from kokoro_npu.quantize.halves import LOW, SUM, halve, halved_nodes
 from kokoro_npu.quantize.lines import GPTQ, Settings, weighted_nodes
 from kokoro_npu.quantize.recipe import Recipe, activation_type, weight_type
-from kokoro_npu.quantize.rounded import RoundedWeight
+from kokoro_npu.quantize.rounded import RoundedWeight, channel_axis
 
 _Overrides = dict[str, list[dict[str, Any]]]
 """Tensor name to what ONNX Runtime's quantizer does otherwise with it."""
@@ -63,6 +65,12 @@ def _to_qdq(
     model: onnx.ModelProto, recipe: Recipe, encodings_path: Path, rounded: Mapping[str, RoundedWeight]
 ) -> onnx.ModelProto:
     settings = recipe.settings(model)
+    halved = halved_nodes(model, settings)
+    halves, ranges = halve(model, halved)
+    for name in halved:
+        settings[name] = replace(settings[name], weights=8, rounding=GPTQ)
+        settings |= dict.fromkeys((name + LOW, name + SUM), settings[name])
+    rounded = {**rounded, **halves}
     float_nodes = [name for name, one in settings.items() if one.float]
     overrides = _weight_overrides(model, recipe, settings, rounded) | _activation_overrides(model, recipe, settings)
     # The exporter has simplified the model: what this entry claims is true, and silences a warning a bucket.
@@ -81,7 +89,7 @@ def _to_qdq(
     with tempfile.TemporaryDirectory(prefix="kokoro-quantize-") as directory, _quiet_expected_warnings():
         path = Path(directory) / "quantized.onnx"
         completed = Path(directory) / "encodings.json"
-        complete(model, encodings_path, completed, recipe.method)
+        complete(model, encodings_path, completed, recipe.method, ranges)
         try:
             quantize_static(
                 model,
@@ -120,7 +128,7 @@ def _weight_overrides(
         if one.float:
             continue
         kind: dict[str, Any] = {"quant_type": weight_type(one.weights)}
-        axis = 1 if node.op_type == "ConvTranspose" else 0
+        axis = channel_axis(node)
         if one.rounding == GPTQ:
             if name not in rounded or rounded[name].bits != one.weights:
                 raise KokoroNpuError(

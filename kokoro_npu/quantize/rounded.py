@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 from safetensors.numpy import load_file, save_file
 
 from kokoro_npu.files import atomic
@@ -37,6 +38,27 @@ class RoundedWeight:
         shape = [1] * self.integers.ndim
         shape[axis] = -1
         return self.integers.astype(np.float32) * self.scales.reshape(shape)
+
+
+_LEAST_PEAK = 1e-12
+"""Of a channel of zeros, whose scale must not be zero."""
+
+
+def channel_axis(node: onnx.NodeProto) -> int:
+    """The axis of a convolution's weight that counts its output channels."""
+    return 1 if node.op_type == "ConvTranspose" else 0
+
+
+def round_to_nearest(weight: Array, axis: int, bits: int, scales: Array | None = None) -> RoundedWeight:
+    """A weight on a symmetric grid of ``bits``; unless given, the scales make each channel's peak the top level."""
+    top = 2 ** (bits - 1) - 1
+    if scales is None:
+        others = tuple(dim for dim in range(weight.ndim) if dim != axis)
+        scales = (np.maximum(np.abs(weight).max(axis=others), _LEAST_PEAK) / top).astype(np.float32)
+    shape = [1] * weight.ndim
+    shape[axis] = -1
+    levels = np.clip(np.round(weight / scales.reshape(shape)), -top, top)
+    return RoundedWeight(levels.astype(np.int8) if bits == 8 else levels.astype(np.int16), scales)
 
 
 def save_rounded(weights: Mapping[str, RoundedWeight], path: Path) -> None:

@@ -8,7 +8,7 @@ as it would in the whole quantized model.
 import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,11 @@ from onnx.external_data_helper import set_external_data
 from tqdm import tqdm
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.files import atomic
+from kokoro_npu.onnx_files import WEIGHT_INPUTS
+from kokoro_npu.quantize.trial_table import Trial, to_trial
 from kokoro_npu.runtime import Array
 from kokoro_npu.sessions import THREADS
 
-WEIGHT_INPUTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1), "LSTM": (1, 2), "Gather": (0,)}
-"""Operator to the inputs that may hold its weights."""
 ACTIVATION_OPS = ("InstanceNormalization", "Exp", "Cos", "Sin")
 """Operators whose modules are tried for their activations; of several in one module the first here stands for it."""
 
@@ -32,27 +31,6 @@ _SHARED_BYTES = 1024
 _FORMAT = "%.6g"
 _MISSED_DEVIATIONS = 4
 """How many median deviations below the line that most trials follow a log-mel distance misses the damage."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What quantizing one part alone did.
-
-    Attributes:
-        name: of the node; unique over all models that are tried.
-        op_type: of the node.
-        mel_distance: mean absolute log-mel difference from the float models, dB.
-        snr_db: against the float models, of all windows together.
-        params: weights that were quantized; 0 for activations.
-        size: their bytes as float32.
-    """
-
-    name: str
-    op_type: str
-    mel_distance: float
-    snr_db: float
-    params: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -281,33 +259,8 @@ def _finished(partial: Path, identity: str) -> Iterator[tuple[str, Trial]]:
     partial.parent.mkdir(parents=True, exist_ok=True)
     with open(partial, "w", encoding="utf-8", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows([[identity], *kept])
-    for name, op_type, mel, snr, params, size in kept:
-        yield name, Trial(name, op_type, float(mel), float(snr), int(params), int(size))
-
-
-def write_trials(trials: Iterable[Trial], path: Path) -> None:
-    """Write trials as CSV with the columns of :class:`Trial`."""
-    with atomic(path) as tmp, open(tmp, "w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow([field.name for field in fields(Trial)])
-        writer.writerows(astuple(trial) for trial in trials)
-
-
-def read_trials(path: Path) -> list[Trial]:
-    """Read what :func:`write_trials` wrote."""
-    with open(path, encoding="utf-8", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    return [
-        Trial(
-            row["name"],
-            row["op_type"],
-            float(row["mel_distance"]),
-            float(row["snr_db"]),
-            int(row["params"]),
-            int(row["size"]),
-        )
-        for row in rows
-    ]
+    for row in kept:
+        yield row[0], to_trial(row)
 
 
 def summarize(trials: Sequence[Trial]) -> dict[str, object]:
