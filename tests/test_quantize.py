@@ -22,7 +22,7 @@ from kokoro_npu.features import Recorded
 from kokoro_npu.files import read_json, write_json
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.quantize import Calibration, Recipe, calibrate, calibration_samples, quantize_decoder
-from kokoro_npu.quantize.lines import load_lines
+from kokoro_npu.quantize.lines import Settings, load_lines, weighted_nodes
 from kokoro_npu.quantize.rounding import round_decoder
 from kokoro_npu.runtime import Array, pad_to_bucket, trim
 from kokoro_npu.shared_weights import Pack
@@ -376,4 +376,7 @@ def test_the_mixed_recipe_fits_a_decoder_with_the_real_kernels() -> None:
     settings = mixed.settings(model)
     assert settings["/generator/resblocks.2/convs1.0/Conv"].weights == 8
     assert settings["/generator/head/Exp"].float
-    assert all(name.startswith(HEAD) for name, one in settings.items() if one.float)
+    # An island of more than one op; the two convolutions in it are not part of it.
+    assert settings["/encode/norm1/Sub"].float
+    assert settings["/encode/conv1/Conv"] == Settings(16, 16)
+    assert {node.name for node in weighted_nodes(model) if settings[node.name].weights == 16} > {"/decode.3/conv1/Conv"}
