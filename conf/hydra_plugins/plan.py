@@ -170,6 +170,7 @@ RULES: dict[str, Any] = {
     "runtimes": {
         "threads": _integer(1),
         "runs": _integer(1),
+        "utterances": _integer(1),
         "interpreted": _integer(1),
         "litert_parts": {"tokens": _integer(3, 512), "frames": _integer(_FEWEST_FRAMES)},
         "gates": {

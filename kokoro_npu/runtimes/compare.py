@@ -63,7 +63,7 @@ def compare(
     """
     inputs = [pad_to_bucket(item.features, bucket) for item in recorded]
     tables: list[pd.DataFrame] = []
-    report: dict[str, Any] = {"frames": bucket.frames, "utterances": len(recorded), "threads": settings.threads}
+    report: dict[str, Any] = {"frames": bucket.frames, "utterances": ids(recorded), "threads": settings.threads}
     for precision, (backend, path) in candidates.items():
         with Engine(ONNXRUNTIME, onnx, settings.threads) as base, Engine(backend, path, settings.threads) as engine:
             tables.append(judge({precision: engine}, recorded, bucket))
@@ -91,6 +91,11 @@ def worst_figures(table: pd.DataFrame) -> dict[str, float]:
     return figures
 
 
+def ids(recorded: Sequence[Recorded]) -> str:
+    """Which utterances they are, as one text for a flat report."""
+    return ", ".join(item.id for item in recorded)
+
+
 def prefixed(prefix: str, figures: Mapping[str, Any]) -> dict[str, Any]:
     """``figures`` with their keys behind ``<prefix>_``."""
     return {f"{prefix}_{name}": value for name, value in figures.items()}
@@ -105,7 +110,7 @@ class Case:
         model: upstream's model.
         module: its static decoder.
         onnx: the float decoder for ONNX Runtime.
-        recorded: the evaluation utterances that fit.
+        recorded: evaluation utterances that fit, shortest first.
         weights_source: label of the weights.
     """
 
@@ -117,10 +122,15 @@ class Case:
     weights_source: str
 
     @classmethod
-    def load(cls, frames: int, weights: Path, features: Path, decoders: Path) -> "Case":
-        """Load the case of one bucket from the directories of the default pipeline."""
+    def load(cls, frames: int, weights: Path, features: Path, decoders: Path, most: int) -> "Case":
+        """Load the case of one bucket from the directories of the default pipeline.
+
+        Of the utterances that fit ``most`` are taken at most, because a long bucket takes minutes: the longest, and the
+        shortest of the rest. Between them lie the extremes of padding, which a static decoder could get wrong.
+        """
         bucket, model = Bucket(frames), load_kmodel(weights)
         recorded = fitting(list(load_recorded(features, EVALUATION)), bucket, model)
+        recorded = [*recorded[: most - 1], recorded[-1]] if most < len(recorded) else recorded
         onnx = decoders / f"kokoro_decoder_{frames}.onnx"
         return cls(bucket, model, StaticDecoder(model.decoder, bucket), onnx, recorded, source_label(weights))
 

@@ -26,7 +26,7 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.runtime import Array
-from kokoro_npu.runtimes.compare import judge, prefixed, worst_figures
+from kokoro_npu.runtimes.compare import ids, judge, prefixed, worst_figures
 from kokoro_npu.runtimes.extras import require
 from kokoro_npu.runtimes.measure import kinds
 from kokoro_npu.runtimes.mil import FP16_MAX, Interpreter, variables
@@ -184,24 +184,22 @@ class Program:
 
 
 def interpret(
-    paths: Mapping[str, Path], recorded: Sequence[Recorded], bucket: Bucket, most: int
+    paths: Mapping[str, Path], recorded: Sequence[Recorded], bucket: Bucket
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Run utterances through the ops of each package, one package in memory at a time.
 
     Args:
         paths: precision to package.
-        recorded: utterances that fit the bucket, shortest first.
+        recorded: utterances that fit the bucket.
         bucket: of the packages.
-        most: so many utterances at most, as interpreting is slow: the longest, and the shortest of the rest.
 
     Returns:
         The rows of :func:`kokoro_npu.parity.evaluate`, one variant a precision, and a flat report: the worst figures,
         what each program is made of, and its extremes, each behind its precision.
     """
-    recorded = [*recorded[: most - 1], recorded[-1]] if most < len(recorded) else recorded
     set_up_torch()
     tables = []
-    report: dict[str, Any] = {"frames": bucket.frames, "utterances": len(recorded)}
+    report: dict[str, Any] = {"frames": bucket.frames, "utterances": ids(recorded)}
     for precision, path in paths.items():
         program = Program(path)
         tables.append(judge({precision: program}, recorded, bucket))
