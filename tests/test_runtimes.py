@@ -156,6 +156,8 @@ def _write_reports(folder: Path, frames: int, slow: float) -> None:
                 report[f"{precision}_time_ratio"] = slow + place
         if runtime == "litert":
             report["onnx_memory_bytes"] = 5_000_000
+            integer = {f"w8a16_{name}": value for name, value in figures.items()}
+            write_json(folder / "litert/w8a16.json", {**integer, "w8a16_snr_db_min": 31.0, "w8a16_time_ratio": 30.0})
             write_json(folder / "parity" / f"{frames}.json", {"fp32_snr_db_min": 105.0})
         write_json(folder / runtime / f"{frames}.json", report)
 
@@ -169,10 +171,12 @@ def test_the_table_has_a_row_for_each_runtime_bucket_and_precision(tmp_path: Pat
         ["onnxruntime", "fp32"],
         ["litert", "fp32"],
         ["litert", "int8"],
+        ["litert", "w8a16"],
         ["executorch", "fp32"],
         ["coreml", "fp32"],
         ["coreml", "fp16"],
     ]
+    assert found.loc[found["precision"] == "w8a16", "frames"].to_list() == [40]
     seed = found.iloc[-1]
     assert (seed["frames"], seed["magspec_corr_min"], bool(pd.isna(seed["snr_db_min"]))) == (512, 0.9994, True)
     summary = table.summarize(found)

@@ -179,6 +179,7 @@ RULES: dict[str, Any] = {
                 "fp32_magspec_corr_min": _number(-1, 1),
                 "int8_snr_db_min": _number(-200, 200),
             },
+            "litert_w8a16": {"w8a16_snr_db_min": _number(-200, 200)},
             "litert_parts": {"fp32_snr_db_min": _number(-200, 200), "int8_snr_db_min": _number(-200, 200)},
             "executorch": {"fp32_snr_db_min": _number(-200, 200)},
             "coreml": {"fp32_snr_db_min": _number(-200, 200), "fp16_snr_db_min": _number(-200, 200)},

@@ -146,10 +146,11 @@ def save(
     case: Case,
     table: pd.DataFrame,
     report: Mapping[str, Any],
+    stem: str = "",
     out: Path = Path("artifacts"),
     reports: Path = Path("reports"),
 ) -> None:
-    """Write ``<out>/<name>/<frames>.csv``, utterance by utterance, and the flat ``<reports>/<name>/<frames>.json``.
+    """Write ``<out>/<name>/<stem>.csv``, utterance by utterance, and the flat ``<reports>/<name>/<stem>.json``.
 
     Args:
         name: of the runtime.
@@ -157,12 +158,13 @@ def save(
         case: what was judged.
         table: of :func:`compare` or :func:`judge`.
         report: its figures.
+        stem: of both files; the bucket's frames, unless given.
         out: directory of the artifacts.
         reports: directory of the reports.
     """
-    frames = case.bucket.frames
-    with atomic(out / name / f"{frames}.csv") as tmp:
+    stem = stem or str(case.bucket.frames)
+    with atomic(out / name / f"{stem}.csv") as tmp:
         table.to_csv(tmp, index=False, float_format="%.6g")
     precisions = "+".join(table["variant"].unique())
     made_by = provenance(case.weights_source, precisions, name) | flat_versions(tools)
-    write_json(reports / name / f"{frames}.json", {**report, **made_by})
+    write_json(reports / name / f"{stem}.json", {**report, **made_by})
