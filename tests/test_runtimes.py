@@ -10,12 +10,14 @@ import torch
 from kokoro import KModel
 from torch import nn
 
+from kokoro_npu.corpus import EVALUATION
 from kokoro_npu.duration import DurationModel
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.features import Recorded
 from kokoro_npu.files import write_json
 from kokoro_npu.geometry import PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
 from kokoro_npu.runtime import frame_ratio
-from kokoro_npu.runtimes import coreml, executorch, extras, litert, shown, table
+from kokoro_npu.runtimes import compare, coreml, executorch, extras, litert, shown, table
 from kokoro_npu.runtimes.measure import Engine, kinds, take_turns
 from kokoro_npu.runtimes.static_parts import StaticDuration, StaticProsody, UnrolledLSTM
 from tests.runtime_backends import BALLAST_BYTES, DOUBLING, FAILING
@@ -96,6 +98,17 @@ def test_an_engine_runs_in_its_own_process_and_counts(tmp_path: Path) -> None:
 def test_an_error_on_loading_comes_back_as_itself(tmp_path: Path) -> None:
     with pytest.raises(KokoroNpuError, match="lost with 2 threads"), Engine(FAILING, tmp_path / "lost", 2):
         pass
+
+
+@pytest.mark.parametrize(
+    ("most", "taken"), [(1, "d"), (2, "a, d"), (3, "a, b, d"), (4, "a, b, c, d"), (9, "a, b, c, d")]
+)
+def test_the_extremes_of_padding_are_among_few_utterances(most: int, taken: str) -> None:
+    recorded = [
+        Recorded(name, EVALUATION, frames, 1.0, 0, {}, np.zeros(1), np.zeros(1, np.int64), np.zeros(1))
+        for frames, name in enumerate("abcd")
+    ]
+    assert compare.ids(compare.at_most(most, recorded)) == taken
 
 
 def test_kinds_of_ops_are_one_text() -> None:

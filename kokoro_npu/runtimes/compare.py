@@ -91,6 +91,14 @@ def worst_figures(table: pd.DataFrame) -> dict[str, float]:
     return figures
 
 
+def at_most(most: int, recorded: Sequence[Recorded]) -> list[Recorded]:
+    """So many utterances of those that fit, shortest first: the longest, and the shortest of the rest.
+
+    A long bucket takes minutes. The extremes of padding, which a static decoder could get wrong, are among them.
+    """
+    return list(recorded) if len(recorded) <= most else [*recorded[: most - 1], recorded[-1]]
+
+
 def ids(recorded: Sequence[Recorded]) -> str:
     """Which utterances they are, as one text for a flat report."""
     return ", ".join(item.id for item in recorded)
@@ -123,14 +131,9 @@ class Case:
 
     @classmethod
     def load(cls, frames: int, weights: Path, features: Path, decoders: Path, most: int) -> "Case":
-        """Load the case of one bucket from the directories of the default pipeline.
-
-        Of the utterances that fit ``most`` are taken at most, because a long bucket takes minutes: the longest, and the
-        shortest of the rest. Between them lie the extremes of padding, which a static decoder could get wrong.
-        """
+        """Load the case of one bucket from the directories of the default pipeline, with :func:`at_most` utterances."""
         bucket, model = Bucket(frames), load_kmodel(weights)
-        recorded = fitting(list(load_recorded(features, EVALUATION)), bucket, model)
-        recorded = [*recorded[: most - 1], recorded[-1]] if most < len(recorded) else recorded
+        recorded = at_most(most, fitting(list(load_recorded(features, EVALUATION)), bucket, model))
         onnx = decoders / f"kokoro_decoder_{frames}.onnx"
         return cls(bucket, model, StaticDecoder(model.decoder, bucket), onnx, recorded, source_label(weights))
 
