@@ -15,14 +15,15 @@ ARTIFACTS = Path("artifacts")
 @stage
 def main(cfg: DictConfig) -> None:
     """Write both packages and the table in artifacts/coreml, and reports/coreml/<frames>.json."""
-    case = Case.load(cfg.frames, ARTIFACTS / "weights", ARTIFACTS / "features", ARTIFACTS / "decoder")
+    directories = (ARTIFACTS / name for name in ("weights", "features", "decoder"))
+    case = Case.load(cfg.frames, *directories, most=cfg.runtimes.interpreted)
     paths = {
         precision: ARTIFACTS / f"coreml/kokoro_decoder_{cfg.frames}_{precision}.mlpackage"
         for precision in coreml.PRECISIONS
     }
     for precision, path in paths.items():
         coreml.convert(case.module, case.example, list(case.bucket.output_shapes), path, precision)
-    table, report = coreml.interpret(paths, case.recorded, case.bucket, cfg.runtimes.interpreted)
+    table, report = coreml.interpret(paths, case.recorded, case.bucket)
     save("coreml", coreml.TOOLS, case, table, report)
     check_gates(table, plain(cfg.runtimes.gates.coreml), f"export-coreml@{cfg.frames}")
 

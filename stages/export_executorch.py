@@ -15,7 +15,8 @@ ARTIFACTS = Path("artifacts")
 @stage
 def main(cfg: DictConfig) -> None:
     """Write the .pte file and the table in artifacts/executorch, and reports/executorch/<frames>.json."""
-    case = Case.load(cfg.frames, ARTIFACTS / "weights", ARTIFACTS / "features", ARTIFACTS / "decoder")
+    directories = (ARTIFACTS / name for name in ("weights", "features", "decoder"))
+    case = Case.load(cfg.frames, *directories, most=cfg.runtimes.utterances)
     path = ARTIFACTS / f"executorch/kokoro_decoder_{cfg.frames}.pte"
     made = executorch.convert(case.module, case.example, path)
     settings = Settings(cfg.runtimes.threads, cfg.runtimes.runs)

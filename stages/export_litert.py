@@ -15,7 +15,8 @@ ARTIFACTS = Path("artifacts")
 @stage
 def main(cfg: DictConfig) -> None:
     """Write the .tflite files and the table in artifacts/litert, and reports/litert/<frames>.json."""
-    case = Case.load(cfg.frames, ARTIFACTS / "weights", ARTIFACTS / "features", ARTIFACTS / "decoder")
+    directories = (ARTIFACTS / name for name in ("weights", "features", "decoder"))
+    case = Case.load(cfg.frames, *directories, most=cfg.runtimes.utterances)
     paths = {
         precision: ARTIFACTS / f"litert/kokoro_decoder_{cfg.frames}_{precision}.tflite"
         for precision in ("fp32", "int8")

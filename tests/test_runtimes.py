@@ -10,12 +10,14 @@ import torch
 from kokoro import KModel
 from torch import nn
 
+from kokoro_npu.corpus import EVALUATION
 from kokoro_npu.duration import DurationModel
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.features import Recorded
 from kokoro_npu.files import write_json
 from kokoro_npu.geometry import PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
 from kokoro_npu.runtime import frame_ratio
-from kokoro_npu.runtimes import coreml, executorch, extras, litert, shown, table
+from kokoro_npu.runtimes import compare, coreml, executorch, extras, litert, shown, table
 from kokoro_npu.runtimes.measure import Engine, kinds, take_turns
 from kokoro_npu.runtimes.static_parts import StaticDuration, StaticProsody, UnrolledLSTM
 from tests.runtime_backends import BALLAST_BYTES, DOUBLING, FAILING
@@ -98,6 +100,17 @@ def test_an_error_on_loading_comes_back_as_itself(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("most", "taken"), [(1, "d"), (2, "a, d"), (3, "a, b, d"), (4, "a, b, c, d"), (9, "a, b, c, d")]
+)
+def test_the_extremes_of_padding_are_among_few_utterances(most: int, taken: str) -> None:
+    recorded = [
+        Recorded(name, EVALUATION, frames, 1.0, 0, {}, np.zeros(1), np.zeros(1, np.int64), np.zeros(1))
+        for frames, name in enumerate("abcd")
+    ]
+    assert compare.ids(compare.at_most(most, recorded)) == taken
+
+
 def test_kinds_of_ops_are_one_text() -> None:
     assert kinds(["mul", "add", "mul"]) == "add 1, mul 2"
 
@@ -156,6 +169,8 @@ def _write_reports(folder: Path, frames: int, slow: float) -> None:
                 report[f"{precision}_time_ratio"] = slow + place
         if runtime == "litert":
             report["onnx_memory_bytes"] = 5_000_000
+            integer = {f"w8a16_{name}": value for name, value in figures.items()}
+            write_json(folder / "litert/w8a16.json", {**integer, "w8a16_snr_db_min": 31.0, "w8a16_time_ratio": 30.0})
             write_json(folder / "parity" / f"{frames}.json", {"fp32_snr_db_min": 105.0})
         write_json(folder / runtime / f"{frames}.json", report)
 
@@ -169,10 +184,12 @@ def test_the_table_has_a_row_for_each_runtime_bucket_and_precision(tmp_path: Pat
         ["onnxruntime", "fp32"],
         ["litert", "fp32"],
         ["litert", "int8"],
+        ["litert", "w8a16"],
         ["executorch", "fp32"],
         ["coreml", "fp32"],
         ["coreml", "fp16"],
     ]
+    assert found.loc[found["precision"] == "w8a16", "frames"].to_list() == [40]
     seed = found.iloc[-1]
     assert (seed["frames"], seed["magspec_corr_min"], bool(pd.isna(seed["snr_db_min"]))) == (512, 0.9994, True)
     summary = table.summarize(found)

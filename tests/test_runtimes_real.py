@@ -73,6 +73,11 @@ def test_litert_is_exact_and_its_int8_form_is_close(
     assert after["bytes"] < before["bytes"]
     assert 0 < before["ops_accelerated"] <= before["ops"]
     assert "RESIZE_BILINEAR" not in before["op_kinds"]
+    integer = tmp_path / "integer.tflite"
+    litert.quantize_convolutions(path, integer, [inputs], litert.FLOAT_HEAD)
+    found = metrics.snr_db(expected, run(litert.BACKEND, integer, inputs))
+    assert 25 <= found < snr + 3  # the weights' 8 bits, and a little for the activations
+    assert "QUANTIZE" in litert.inspect(integer)["op_kinds"]
 
 
 def test_executorch_is_exact_on_xnnpack(

@@ -170,6 +170,7 @@ RULES: dict[str, Any] = {
     "runtimes": {
         "threads": _integer(1),
         "runs": _integer(1),
+        "utterances": _integer(1),
         "interpreted": _integer(1),
         "litert_parts": {"tokens": _integer(3, 512), "frames": _integer(_FEWEST_FRAMES)},
         "gates": {
@@ -178,6 +179,7 @@ RULES: dict[str, Any] = {
                 "fp32_magspec_corr_min": _number(-1, 1),
                 "int8_snr_db_min": _number(-200, 200),
             },
+            "litert_w8a16": {"w8a16_snr_db_min": _number(-200, 200)},
             "litert_parts": {"fp32_snr_db_min": _number(-200, 200), "int8_snr_db_min": _number(-200, 200)},
             "executorch": {"fp32_snr_db_min": _number(-200, 200)},
             "coreml": {"fp32_snr_db_min": _number(-200, 200), "fp16_snr_db_min": _number(-200, 200)},

@@ -63,7 +63,7 @@ def compare(
     """
     inputs = [pad_to_bucket(item.features, bucket) for item in recorded]
     tables: list[pd.DataFrame] = []
-    report: dict[str, Any] = {"frames": bucket.frames, "utterances": len(recorded), "threads": settings.threads}
+    report: dict[str, Any] = {"frames": bucket.frames, "utterances": ids(recorded), "threads": settings.threads}
     for precision, (backend, path) in candidates.items():
         with Engine(ONNXRUNTIME, onnx, settings.threads) as base, Engine(backend, path, settings.threads) as engine:
             tables.append(judge({precision: engine}, recorded, bucket))
@@ -91,6 +91,19 @@ def worst_figures(table: pd.DataFrame) -> dict[str, float]:
     return figures
 
 
+def at_most(most: int, recorded: Sequence[Recorded]) -> list[Recorded]:
+    """So many utterances of those that fit, shortest first: the longest, and the shortest of the rest.
+
+    A long bucket takes minutes. The extremes of padding, which a static decoder could get wrong, are among them.
+    """
+    return list(recorded) if len(recorded) <= most else [*recorded[: most - 1], recorded[-1]]
+
+
+def ids(recorded: Sequence[Recorded]) -> str:
+    """Which utterances they are, as one text for a flat report."""
+    return ", ".join(item.id for item in recorded)
+
+
 def prefixed(prefix: str, figures: Mapping[str, Any]) -> dict[str, Any]:
     """``figures`` with their keys behind ``<prefix>_``."""
     return {f"{prefix}_{name}": value for name, value in figures.items()}
@@ -105,7 +118,7 @@ class Case:
         model: upstream's model.
         module: its static decoder.
         onnx: the float decoder for ONNX Runtime.
-        recorded: the evaluation utterances that fit.
+        recorded: evaluation utterances that fit, shortest first.
         weights_source: label of the weights.
     """
 
@@ -117,10 +130,10 @@ class Case:
     weights_source: str
 
     @classmethod
-    def load(cls, frames: int, weights: Path, features: Path, decoders: Path) -> "Case":
-        """Load the case of one bucket from the directories of the default pipeline."""
+    def load(cls, frames: int, weights: Path, features: Path, decoders: Path, most: int) -> "Case":
+        """Load the case of one bucket from the directories of the default pipeline, with :func:`at_most` utterances."""
         bucket, model = Bucket(frames), load_kmodel(weights)
-        recorded = fitting(list(load_recorded(features, EVALUATION)), bucket, model)
+        recorded = at_most(most, fitting(list(load_recorded(features, EVALUATION)), bucket, model))
         onnx = decoders / f"kokoro_decoder_{frames}.onnx"
         return cls(bucket, model, StaticDecoder(model.decoder, bucket), onnx, recorded, source_label(weights))
 
@@ -136,10 +149,11 @@ def save(
     case: Case,
     table: pd.DataFrame,
     report: Mapping[str, Any],
+    stem: str = "",
     out: Path = Path("artifacts"),
     reports: Path = Path("reports"),
 ) -> None:
-    """Write ``<out>/<name>/<frames>.csv``, utterance by utterance, and the flat ``<reports>/<name>/<frames>.json``.
+    """Write ``<out>/<name>/<stem>.csv``, utterance by utterance, and the flat ``<reports>/<name>/<stem>.json``.
 
     Args:
         name: of the runtime.
@@ -147,12 +161,13 @@ def save(
         case: what was judged.
         table: of :func:`compare` or :func:`judge`.
         report: its figures.
+        stem: of both files; the bucket's frames, unless given.
         out: directory of the artifacts.
         reports: directory of the reports.
     """
-    frames = case.bucket.frames
-    with atomic(out / name / f"{frames}.csv") as tmp:
+    stem = stem or str(case.bucket.frames)
+    with atomic(out / name / f"{stem}.csv") as tmp:
         table.to_csv(tmp, index=False, float_format="%.6g")
     precisions = "+".join(table["variant"].unique())
     made_by = provenance(case.weights_source, precisions, name) | flat_versions(tools)
-    write_json(reports / name / f"{frames}.json", {**report, **made_by})
+    write_json(reports / name / f"{stem}.json", {**report, **made_by})

@@ -2,7 +2,9 @@
 
 Quirks, all kept here: CoreML predicts only on macOS, so its programs are run by :mod:`kokoro_npu.runtimes.mil` from the
 saved package; a package's manifest and metadata hold random identifiers and the date, which are made constant; an op
-is named in the middle of coremltools' message; inputs and outputs keep float32, and the program casts them itself.
+is named in the middle of coremltools' message; inputs and outputs keep float32, and the program casts them itself;
+traced lengths are arrays of one element, on which coremltools calls ``int``, and NumPy 2.4 refuses that; an instance
+norm takes only constants as scale and shift, so those of a style become a product and a sum behind it.
 """
 
 import json
@@ -15,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -23,10 +26,11 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.runtime import Array
-from kokoro_npu.runtimes.compare import judge, prefixed, worst_figures
+from kokoro_npu.runtimes.compare import ids, judge, prefixed, worst_figures
 from kokoro_npu.runtimes.extras import require
 from kokoro_npu.runtimes.measure import kinds
 from kokoro_npu.runtimes.mil import FP16_MAX, Interpreter, variables
+from kokoro_npu.torch_cpu import set_up_torch
 
 EXTRA = "coreml"
 TOOLS = ("coremltools",)
@@ -57,6 +61,7 @@ def convert(
     require(EXTRA)
     import coremltools as ct
 
+    _adapt_converter()
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # coremltools' remarks on versions of numpy and torch
         traced = torch.jit.trace(module, tuple(inputs.values()), check_trace=False)
@@ -83,6 +88,30 @@ def convert(
     _constant_manifest(part / "Manifest.json")
     shutil.rmtree(path, ignore_errors=True)
     os.replace(part, path)
+
+
+def _adapt_converter() -> None:
+    """Replace two of coremltools' conversions of torch ops: of lengths, and of norms with a computed scale."""
+    from coremltools.converters.mil import Builder, register_torch_op
+
+    def _int(context: Any, node: Any) -> None:
+        value = context[node.inputs[0]].val
+        if value is None:
+            raise KokoroNpuError(f"CoreML: the length {node.name} is not known when the program is made")
+        context.add(Builder.const(val=int(np.asarray(value).item()), name=node.name), node.name)
+
+    def instance_norm(context: Any, node: Any) -> None:
+        x, scale, shift = (None if name is None else context[name] for name in node.inputs[:3])
+        x = Builder.instance_norm(x=x, epsilon=context[node.inputs[7]])
+        by_channel = [1, x.shape[1]] + [1] * (len(x.shape) - 2)
+        if scale is not None:
+            x = Builder.mul(x=x, y=Builder.reshape(x=scale, shape=by_channel))
+        if shift is not None:
+            x = Builder.add(x=x, y=Builder.reshape(x=shift, shape=by_channel))
+        context.add(x, node.name)
+
+    register_torch_op(_int, torch_alias=["int"], override=True)
+    register_torch_op(instance_norm, override=True)
 
 
 def _constant_manifest(path: Path) -> None:
@@ -155,23 +184,22 @@ class Program:
 
 
 def interpret(
-    paths: Mapping[str, Path], recorded: Sequence[Recorded], bucket: Bucket, most: int
+    paths: Mapping[str, Path], recorded: Sequence[Recorded], bucket: Bucket
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Run utterances through the ops of each package, one package in memory at a time.
 
     Args:
         paths: precision to package.
-        recorded: utterances that fit the bucket, shortest first.
+        recorded: utterances that fit the bucket.
         bucket: of the packages.
-        most: so many utterances at most, as interpreting is slow: the longest, and the shortest of the rest.
 
     Returns:
         The rows of :func:`kokoro_npu.parity.evaluate`, one variant a precision, and a flat report: the worst figures,
         what each program is made of, and its extremes, each behind its precision.
     """
-    recorded = [*recorded[: most - 1], recorded[-1]] if most < len(recorded) else recorded
+    set_up_torch()
     tables = []
-    report: dict[str, Any] = {"frames": bucket.frames, "utterances": len(recorded)}
+    report: dict[str, Any] = {"frames": bucket.frames, "utterances": ids(recorded)}
     for precision, path in paths.items():
         program = Program(path)
         tables.append(judge({precision: program}, recorded, bucket))

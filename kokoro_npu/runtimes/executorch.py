@@ -43,6 +43,7 @@ def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, *, dele
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.devtools.backend_debug import get_delegation_info
     from executorch.exir import to_edge_transform_and_lower
+    from executorch.exir.dialects.edge._ops import EdgeOpOverload
     from torch._export.verifier import SpecViolationError  # what executorch raises; it has no class of its own
 
     with torch.no_grad():
@@ -55,7 +56,7 @@ def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, *, dele
             raise KokoroNpuError(f"ExecuTorch takes no op {name}: write it with ops of Core ATen") from error
         graph = edge.exported_program().graph_module
         summary = get_delegation_info(graph)
-        calls = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        calls = [node.target for node in graph.graph.nodes if node.op == "call_function"]
         program = edge.to_executorch()
     with atomic(path) as tmp, open(tmp, "wb") as stream:
         program.write_to_file(stream)
@@ -64,7 +65,7 @@ def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, *, dele
         "ops": summary.num_delegated_nodes + summary.num_non_delegated_nodes,
         "ops_accelerated": summary.num_delegated_nodes,
         "partitions": summary.num_delegated_subgraphs,
-        "op_kinds": kinds(name for name in calls if "getitem" not in name and "call_delegate" not in name),
+        "op_kinds": kinds(call.name() for call in calls if isinstance(call, EdgeOpOverload)),
     }
 
 

@@ -19,6 +19,7 @@ from kokoro_npu.files import atomic
 from kokoro_npu.runtime import Array
 from kokoro_npu.runtimes.extras import require
 from kokoro_npu.runtimes.measure import Backend, Run, kinds
+from kokoro_npu.sessions import THREADS
 
 EXTRA = "litert"
 TOOLS = ("litert-torch", "ai-edge-litert", "ai-edge-quantizer")
@@ -82,21 +83,65 @@ def quantize_weights(source: Path, path: Path, float_modules: Sequence[str] = ()
         KokoroNpuError: the extra is missing.
     """
     require(EXTRA)
-    from ai_edge_quantizer import quantizer
-    from ai_edge_quantizer.algorithm_manager import AlgorithmName
     from ai_edge_quantizer.qtyping import TFLOperationName
     from ai_edge_quantizer.recipe_manager import RecipeManager
 
-    recipe, every = RecipeManager(), TFLOperationName.ALL_SUPPORTED
-    recipe.add_weight_only_config(regex=".*", operation_name=every, num_bits=8)
+    recipe = RecipeManager()
+    recipe.add_weight_only_config(regex=".*", operation_name=TFLOperationName.ALL_SUPPORTED, num_bits=8)
+    _quantize(source, path, recipe, float_modules)
+
+
+def quantize_convolutions(
+    source: Path, path: Path, samples: Sequence[Mapping[str, Array]], float_modules: Sequence[str] = ()
+) -> None:
+    """Write ``source`` with convolutions in integers: 8-bit weights, 16-bit activations; all other ops stay float.
+
+    Ranges are the extremes over the samples.
+
+    Args:
+        source: a float32 ``.tflite``.
+        path: the file to write.
+        samples: inputs by name, on which the float file is run to calibrate.
+        float_modules: modules that stay float.
+
+    Raises:
+        KokoroNpuError: the extra is missing.
+    """
+    require(EXTRA)
+    from ai_edge_quantizer.calibrator import CalibrationMode, Calibrator
+    from ai_edge_quantizer.qtyping import TFLOperationName
+    from ai_edge_quantizer.recipe_manager import RecipeManager
+    from ai_edge_quantizer.utils.qsv_utils import min_max_update
+
+    recipe = RecipeManager()
+    for kind in (TFLOperationName.CONV_2D, TFLOperationName.CONV_2D_TRANSPOSE):
+        recipe.add_static_config(regex=".*", operation_name=kind, activation_num_bits=16, weight_num_bits=8)
+    calibrating = Calibrator(
+        str(source),
+        num_threads=THREADS,
+        mode=CalibrationMode.CALIBRATION_PROFILER_BASED,  # the other mode keeps every activation in memory
+        qsv_update_func=min_max_update,
+    )
+    signature, *_ = calibrating.get_signature_list()
+    calibrating.calibrate({signature: list(samples)}, recipe)
+    _quantize(source, path, recipe, float_modules, calibrating.get_model_qsvs())
+
+
+def _quantize(source: Path, path: Path, recipe: Any, float_modules: Sequence[str], ranges: Any = None) -> None:
+    from ai_edge_quantizer import quantizer
+    from ai_edge_quantizer.algorithm_manager import AlgorithmName
+    from ai_edge_quantizer.qtyping import TFLOperationName
+
     for module in float_modules:
         recipe.add_quantization_config(
-            regex=f".*{re.escape(module)}.*", operation_name=every, algorithm_key=AlgorithmName.NO_QUANTIZE
+            regex=f".*{re.escape(module)}.*",
+            operation_name=TFLOperationName.ALL_SUPPORTED,
+            algorithm_key=AlgorithmName.NO_QUANTIZE,
         )
     quantizing = quantizer.Quantizer(str(source))
     quantizing.load_quantization_recipe(recipe.get_quantization_recipe())
     with atomic(path) as tmp:
-        quantizing.quantize(enable_progress_report=False).export_model(str(tmp), overwrite=True)
+        quantizing.quantize(ranges, enable_progress_report=False).export_model(str(tmp), overwrite=True)
 
 
 def _open(path: Path, threads: int) -> Run:

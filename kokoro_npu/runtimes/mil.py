@@ -90,12 +90,14 @@ class Interpreter:
         if kind not in ("fp16", "fp32"):
             return value
         value = value.float()
-        largest = float(value.abs().max())
+        low, high = torch.aminmax(value)
+        largest = max(-float(low), float(high))
         self.extremes.output = max(self.extremes.output, (largest, op_type))
         if kind == "fp32":
             return value
         rounded = value.half().float()
-        self.extremes.overflows += int(torch.isinf(rounded).sum())
+        if largest > FP16_MAX:
+            self.extremes.overflows += int(torch.isinf(rounded).sum())
         return rounded
 
     def _watch_sum(self, arguments: Mapping[str, Any]) -> None:
@@ -126,14 +128,23 @@ def _ints(values: Any) -> list[int]:
     return [int(value) for value in np.atleast_1d(np.asarray(values))]
 
 
-def _custom_padding(x: Tensor, pad_type: str, pad: Any) -> Tensor:
+def _custom_padding(x: Tensor, pad_type: str, pad: Any, value: float = 0.0) -> Tensor:
     """``x`` padded as a convolution's ``custom`` padding says: before and after each spatial axis, in order."""
     if pad_type == "valid":
         return x
     if pad_type != "custom":
-        raise KokoroNpuError(f"MIL's conv with pad_type {pad_type} has no meaning in runtimes/mil.py yet")
+        raise KokoroNpuError(f"MIL's conv or pool with pad_type {pad_type} has no meaning in runtimes/mil.py yet")
     pairs = np.asarray(pad).reshape(-1, 2)
-    return F.pad(x, [int(n) for pair in pairs[::-1] for n in pair])
+    return F.pad(x, [int(n) for pair in pairs[::-1] for n in pair], value=value)
+
+
+def _max_pool(
+    x: Tensor, kernel_sizes: Any, strides: Any, pad_type: str, pad: Any = (0, 0, 0, 0), ceil_mode: Any = False
+) -> Tensor:
+    padded = _custom_padding(x, pad_type, pad, float("-inf"))
+    pool = F.max_pool2d if x.ndim == 4 else F.max_pool1d
+    pooled: Tensor = pool(padded, _ints(kernel_sizes), _ints(strides), ceil_mode=bool(ceil_mode))
+    return pooled
 
 
 def _conv(
@@ -246,6 +257,7 @@ _OPS: dict[str, Callable[..., Any]] = {
     "batch_norm": lambda x, mean, variance, epsilon, gamma=None, beta=None: F.batch_norm(
         x, mean, variance, gamma, beta, eps=float(epsilon)
     ),
+    "max_pool": _max_pool,
     "reduce_mean": lambda x, axes, keep_dims=False: x.mean(dim=_ints(axes), keepdim=bool(keep_dims)),
     "reshape": lambda x, shape: x.reshape(_ints(shape)),
     "transpose": lambda x, perm: x.permute(_ints(perm)),

@@ -5,6 +5,8 @@ unrolled step by step; its gates are closed on padding, so that the backward dir
 The source (running phase, atan2) stays on the host.
 """
 
+from copy import deepcopy
+
 import torch
 from kokoro import KModel
 from torch import Tensor, nn
@@ -21,6 +23,8 @@ _CLOSED = -1e4
 class UnrolledLSTM(nn.Module):
     """One bidirectional layer over a fixed number of steps.
 
+    Both directions take a step together, which halves the ops: a converter's time grows with them.
+
     Args:
         lstm: its weights; one layer, bidirectional, batch first.
     """
@@ -30,43 +34,34 @@ class UnrolledLSTM(nn.Module):
         assert lstm.num_layers == 1
         assert lstm.bidirectional
         self.inputs = nn.ModuleList()
-        self.states = nn.ModuleList()
+        of_states = []
         for suffix in ("", "_reverse"):
             of_input, of_state = (getattr(lstm, f"weight_{kind}_l0{suffix}").detach() for kind in ("ih", "hh"))
             bias = sum(getattr(lstm, f"bias_{kind}_l0{suffix}").detach() for kind in ("ih", "hh"))
             self.inputs.append(_linear(of_input, bias))
-            self.states.append(_linear(of_state, None))
+            of_states.append(of_state.T)
+        self.of_states = nn.Parameter(torch.stack(of_states))
         self.size = lstm.hidden_size
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
         """X [1, S, C] and ``real`` [1, S, 1], 1 on real steps and 0 on padding, to [1, S, 2 H], zero on padding."""
         closed = (1 - real) * _CLOSED
-        steps = x.shape[1]
-        directions = [
-            self._run(self.inputs[0](x) + closed, self.states[0], range(steps)),
-            self._run(self.inputs[1](x) + closed, self.states[1], range(steps - 1, -1, -1)),
-        ]
-        return torch.cat(directions, dim=2)
-
-    def _run(self, projected: Tensor, of_state: nn.Module, order: range) -> Tensor:
-        """One direction over the gates' shares of the input, [1, S, 4 H]."""
-        given = projected[0].split(1)
-        hidden = cell = torch.zeros(1, self.size)
-        outputs: list[Tensor] = [hidden] * len(order)
-        for step in order:
-            gates = given[step] + of_state(hidden)
-            enter, forget, candidate, leave = gates.split(self.size, dim=1)  # torch's order: i, f, g, o
+        ahead, back = (layer(x) + closed for layer in self.inputs)
+        hidden = cell = torch.zeros(2, 1, self.size)
+        outputs: list[Tensor] = []
+        for given in torch.cat([ahead, back.flip(1)]).split(1, dim=1):
+            gates = given + torch.bmm(hidden, self.of_states)
+            enter, forget, candidate, leave = gates.split(self.size, dim=2)  # torch's order: i, f, g, o
             cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(candidate)
             hidden = torch.sigmoid(leave) * torch.tanh(cell)
-            outputs[step] = hidden
-        return torch.cat(outputs)[None]
+            outputs.append(hidden)
+        ahead, back = torch.cat(outputs, dim=1).split(1)
+        return torch.cat([ahead, back.flip(1)], dim=2)
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    layer.weight.data = weight.clone()
-    if bias is not None:
-        layer.bias.data = bias.clone()
+def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
+    layer.weight.data, layer.bias.data = weight.clone(), bias.clone()
     return layer
 
 
@@ -80,12 +75,12 @@ class StaticDuration(DurationModel):
 
     def __init__(self, model: KModel, tokens: int) -> None:
         super().__init__(model)
-        self.unrolled = nn.ModuleDict()
-        self._names: dict[int, str] = {}
-        for lstm in [module for module in self.modules() if isinstance(module, nn.LSTM)]:
-            name = str(len(self._names))
-            self._names[id(lstm)] = name
-            self.unrolled[name] = UnrolledLSTM(lstm)
+        # Copies: the model keeps its own LSTMs.
+        self.prosody_encoder, self.text_encoder = deepcopy(self.prosody_encoder), deepcopy(self.text_encoder)
+        for parent in list(self.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.LSTM):
+                    setattr(parent, name, UnrolledLSTM(child))
         self.tokens = tokens
         self.requires_grad_(False)
         self.eval()
@@ -100,9 +95,10 @@ class StaticDuration(DurationModel):
             "speed": torch.ones(1),
         }
 
-    def _lstm(self, lstm: nn.LSTM, x: Tensor, length: Tensor) -> Tensor:
+    def _lstm(self, lstm: nn.Module, x: Tensor, length: Tensor) -> Tensor:
         real = (torch.arange(self.tokens) < length).to(torch.float32)[None, :, None]
-        return self.unrolled[self._names[id(lstm)]](x, real)
+        states: Tensor = lstm(x, real)
+        return states
 
 
 class StaticProsody(nn.Module):

@@ -74,6 +74,9 @@ def collect(reports: Path, frames: Sequence[int]) -> pd.DataFrame:
                     }
                 )
             rows += [_row(runtime, size, precision, report, precision) for precision in precisions]
+            if runtime == MEASURED[0] and size == min(frames):
+                report = _read(reports / runtime / "w8a16.json", runtime, size)
+                rows.append(_row(runtime, size, "w8a16", report, "w8a16"))
     return pd.DataFrame([*rows, _SEED_2], columns=["runtime", "frames", "precision", *COLUMNS])
 
 
