@@ -15,8 +15,7 @@ ARTIFACTS = Path("artifacts")
 @stage
 def main(cfg: DictConfig) -> None:
     """Write the .tflite files and the table in artifacts/litert, and reports/litert/<frames>.json."""
-    directories = (ARTIFACTS / name for name in ("weights", "features", "decoder"))
-    case = Case.load(cfg.frames, *directories, most=cfg.runtimes.utterances)
+    case = Case.load(cfg.frames, ARTIFACTS, cfg.runtimes.utterances)
     paths = {
         precision: ARTIFACTS / f"litert/kokoro_decoder_{cfg.frames}_{precision}.tflite"
         for precision in ("fp32", "int8")
