@@ -52,7 +52,7 @@ def graph_cost(
         dumps, out = Path(scratch, "dumps"), Path(scratch, "out")
         dumps.mkdir()
         profile = dumps / "profile.csv"
-        options = {
+        options: dict[str, str | int] = {
             "dump_json_qnn_graph": 1,
             "json_qnn_graph_dir": str(dumps),
             "profiling_level": "detailed",
