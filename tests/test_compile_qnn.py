@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from onnx import helper
 
 from kokoro_npu import metrics
 from kokoro_npu.audit import audit_decoder, audit_graph, audit_placement
 from kokoro_npu.chips import read_chips
+from kokoro_npu.cli import cli
 from kokoro_npu.compile import CompileSettings, Target, compile_decoder, compile_decoders, memory, pieces, toolchain
 from kokoro_npu.compile.binary import check_binary, model_io, read_binary
 from kokoro_npu.compile.options import provider_options
@@ -136,6 +138,21 @@ def test_a_report_of_one_binary_for_all(models: dict[str, Path], tmp_path: Path)
     assert report["qairt"].startswith("v")
     assert "too large: 1000000 frames" in (out / "1000000/why.txt").read_text()
     assert read_json(out / "2/bucket.json")["context"] == "model_2_ctx.onnx"
+
+
+def test_what_a_graph_costs(models: dict[str, Path]) -> None:
+    done = CliRunner().invoke(cli, ["qnn-cost", str(models["fp16"]), "--precision", "fp16", "--json"])
+    assert done.exit_code == 0, done.output
+    cost = json.loads(done.stdout[done.stdout.index("{") :])
+    assert cost["qnn_ops"] == sum(cost["ops"].values())
+    moved = sum(cost["ops"].get(kind, 0) for kind in ("Transpose", "Convert", "Reshape", "Concat"))
+    assert 0 < moved <= cost["movement_ops"] < cost["qnn_ops"]
+    convolutions = [node for node in onnx.load(models["fp16"]).graph.node if node.op_type == "Conv"]
+    assert cost["ops"]["Conv2d"] >= len(convolutions)
+    assert (cost["vtcm_mb"], cost["optimization_level"]) == (8, 2)
+    assert cost["memory"]["spill_fill"] >= 0
+    assert cost["finalize_seconds"]["Graph Optimizations"] > 0
+    assert 0 < cost["gmacs"] < 1
 
 
 # The emulation cannot load a binary with shared weights again (it dies of SIGSEGV; upstream skips its own tests of that

@@ -1,0 +1,64 @@
+"""``kokoro-npu qnn-cost MODEL.onnx``: what a decoder costs on HTP, as its compiler tells."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs installed
+from rich.console import Console
+from rich.table import Table
+
+from kokoro_npu.compile.options import CompileSettings, Target
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.graph_cost import MOVEMENT, graph_cost
+
+
+def _frames(path: Path) -> int:
+    """Frames of a decoder, by its mask's width; 1 for another graph, of which no memory is estimated."""
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except (OSError, DecodeError) as error:
+        raise KokoroNpuError(f"{path}: cannot be read as an ONNX model: {' '.join(str(error).split())}") from None
+    masks = [info for info in graph.input if info.name == "frame_mask"]
+    return int(masks[0].type.tensor_type.shape.dim[-1].dim_value) if masks else 1
+
+
+def _print(cost: dict[str, Any]) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    moved = cost["movement_ops"]
+    table = Table("QNN op", "count", title=f"{cost['qnn_ops']} QNN ops, {moved} only move data", title_justify="left")
+    for kind, number in cost["ops"].items():
+        table.add_row(kind + (" *" if kind in MOVEMENT else ""), str(number))
+    console.print(table)
+    console.print("* only moves data or changes its type")
+    console.print(
+        f"{cost['gmacs']:.1f} GMAC, weights {cost['weight_bytes']:,} bytes, activations {cost['activation_bytes']:,}"
+    )
+    sizes = ", ".join(f"{name} {size:,}" for name, size in cost["memory"].items())
+    console.print(f"binary {cost['binary_bytes']:,} bytes, VTCM {cost['vtcm_mb']} MB; memory in bytes: {sizes}")
+    stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in cost["finalize_seconds"].items())
+    console.print(f"compiled in {cost['seconds']} s, {cost['peak_rss_bytes']:,} bytes; seconds: {stages}")
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--precision", default="w8a16", show_default=True, help="As the compile report names it.")
+@click.option("--level", type=click.IntRange(1, 3), default=2, show_default=True, help="Finalize level.")
+@click.option("--split", is_flag=True, help="With graph splitting.")
+@click.option("--soc-model", default=57, show_default=True, help="Chip (57: Snapdragon 8 Gen 3).")
+@click.option("--htp-arch", default=75, show_default=True, help="Hexagon version.")
+@click.option("--vtcm-mb", default=8, show_default=True, help="The chip's VTCM.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def command(
+    model: Path, precision: str, level: int, split: bool, soc_model: int, htp_arch: int, vtcm_mb: int, as_json: bool
+) -> None:
+    """Compile MODEL (.onnx) and tell what it costs: QNN ops by kind, MACs, memory, the compiler's stages."""
+    frames = _frames(model)
+    settings = CompileSettings(optimization_level=level, graph_splitting=split)
+    cost = graph_cost(model, frames, precision, Target("the chip", "", soc_model, htp_arch, vtcm_mb), settings)
+    if as_json:
+        click.echo(json.dumps(cost, indent=2))
+    else:
+        _print(cost)
