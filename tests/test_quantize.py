@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -356,7 +357,11 @@ def test_a_second_build_has_the_same_bytes(built: Path, tmp_path: Path) -> None:
 
 
 def test_the_mixed_recipe_beats_the_preset(model: onnx.ModelProto, built: Path, quantized: Quantized) -> None:
-    mixed = replace(W8A16, precision="mixed", float_scopes=(), lines=load_lines(ROOT / "recipes/mixed.yaml"))
+    names = [node.name for node in model.graph.node]
+    # With one kernel a rate, the narrow decoder lacks blocks that the real one has.
+    lines = [n for n in load_lines(ROOT / "recipes/mixed.yaml") if any(fnmatchcase(name, n.nodes) for name in names)]
+    assert len(lines) >= 16
+    mixed = replace(W8A16, precision="mixed", float_scopes=(), lines=tuple(lines))
     kmodel = quantized_kmodel()
     rounded = round_decoder(kmodel.decoder, RECORDED, mixed.rounded_weights(model))
     path = built / "mixed.onnx"
@@ -374,7 +379,7 @@ def test_the_mixed_recipe_fits_a_decoder_with_the_real_kernels() -> None:
     model = export_decoder(narrow_kmodel(1, kernels=(3, 7, 11)), Bucket(2))
     mixed = replace(W8A16, float_scopes=(), lines=load_lines(ROOT / "recipes/mixed.yaml"))
     settings = mixed.settings(model)
-    assert settings["/generator/resblocks.2/convs1.0/Conv"].weights == 8
+    assert settings["/generator/resblocks.2/convs1.0/conv/Conv"].weights == 8
     assert settings["/generator/head/Exp"].float
     # An island of more than one op; the two convolutions in it are not part of it.
     assert settings["/encode/norm1/Sub"].float
