@@ -15,8 +15,7 @@ ARTIFACTS = Path("artifacts")
 @stage
 def main(cfg: DictConfig) -> None:
     """Write both packages and the table in artifacts/coreml, and reports/coreml/<frames>.json."""
-    directories = (ARTIFACTS / name for name in ("weights", "features", "decoder"))
-    case = Case.load(cfg.frames, *directories, most=cfg.runtimes.interpreted)
+    case = Case.load(cfg.frames, ARTIFACTS, cfg.runtimes.interpreted)
     paths = {
         precision: ARTIFACTS / f"coreml/kokoro_decoder_{cfg.frames}_{precision}.mlpackage"
         for precision in coreml.PRECISIONS

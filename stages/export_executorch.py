@@ -15,8 +15,7 @@ ARTIFACTS = Path("artifacts")
 @stage
 def main(cfg: DictConfig) -> None:
     """Write the .pte file and the table in artifacts/executorch, and reports/executorch/<frames>.json."""
-    directories = (ARTIFACTS / name for name in ("weights", "features", "decoder"))
-    case = Case.load(cfg.frames, *directories, most=cfg.runtimes.utterances)
+    case = Case.load(cfg.frames, ARTIFACTS, cfg.runtimes.utterances)
     path = ARTIFACTS / f"executorch/kokoro_decoder_{cfg.frames}.pte"
     made = executorch.convert(case.module, case.example, path)
     settings = Settings(cfg.runtimes.threads, cfg.runtimes.runs)

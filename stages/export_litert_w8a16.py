@@ -18,11 +18,9 @@ ARTIFACTS = Path("artifacts")
 @stage
 def main(cfg: DictConfig) -> None:
     """Write artifacts/litert/kokoro_decoder_w8a16.tflite, the table beside it, and reports/litert/w8a16.json."""
-    features = ARTIFACTS / "features"
-    directories = (ARTIFACTS / "weights", features, ARTIFACTS / "decoder")
-    case = Case.load(cfg.frames, *directories, most=cfg.runtimes.utterances)
+    case = Case.load(cfg.frames, ARTIFACTS, cfg.runtimes.utterances)
     path = ARTIFACTS / "litert/kokoro_decoder_w8a16.tflite"
-    fitting = [item for item in load_recorded(features, CALIBRATION) if item.frames <= cfg.frames]
+    fitting = [item for item in load_recorded(ARTIFACTS / "features", CALIBRATION) if item.frames <= cfg.frames]
     samples = [pad_to_bucket(item.features, case.bucket) for item in fitting]
     source = ARTIFACTS / f"litert/kokoro_decoder_{cfg.frames}_fp32.tflite"
     litert.quantize_convolutions(source, path, samples, litert.FLOAT_HEAD)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -370,16 +369,10 @@ def test_a_second_build_has_the_same_bytes(built: Path, tmp_path: Path) -> None:
 
 
 def test_the_mixed_recipe_beats_the_preset(model: onnx.ModelProto, built: Path, quantized: Quantized) -> None:
-<<<<<<< HEAD
     # The narrow decoder has one residual block a rate; lines for the others match nothing.
     names = [node.name for node in model.graph.node]
     lines = [line for line in load_lines(ROOT / "recipes/mixed.yaml") if fnmatch.filter(names, line.nodes)]
-=======
-    names = [node.name for node in model.graph.node]
-    # With one kernel a rate, the narrow decoder lacks blocks that the real one has.
-    lines = [n for n in load_lines(ROOT / "recipes/mixed.yaml") if any(fnmatchcase(name, n.nodes) for name in names)]
     assert len(lines) >= 16
->>>>>>> 9469ed51c127fdc3b87d1e221decf94aa87cf807
     mixed = replace(W8A16, precision="mixed", float_scopes=(), lines=tuple(lines))
     kmodel = quantized_kmodel()
     rounded = round_decoder(kmodel.decoder, RECORDED, mixed.rounded_weights(model))

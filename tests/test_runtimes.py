@@ -104,8 +104,9 @@ def test_an_error_on_loading_comes_back_as_itself(tmp_path: Path) -> None:
     ("most", "taken"), [(1, "d"), (2, "a, d"), (3, "a, b, d"), (4, "a, b, c, d"), (9, "a, b, c, d")]
 )
 def test_the_extremes_of_padding_are_among_few_utterances(most: int, taken: str) -> None:
+    silence = np.zeros(1, np.float32)
     recorded = [
-        Recorded(name, EVALUATION, frames, 1.0, 0, {}, np.zeros(1), np.zeros(1, np.int64), np.zeros(1))
+        Recorded(name, EVALUATION, frames, 1.0, 0, {}, silence, np.zeros(1, np.int64), silence)
         for frames, name in enumerate("abcd")
     ]
     assert compare.ids(compare.at_most(most, recorded)) == taken

@@ -130,12 +130,14 @@ class Case:
     weights_source: str
 
     @classmethod
-    def load(cls, frames: int, weights: Path, features: Path, decoders: Path, most: int) -> "Case":
-        """Load the case of one bucket from the directories of the default pipeline, with :func:`at_most` utterances."""
-        bucket, model = Bucket(frames), load_kmodel(weights)
-        recorded = at_most(most, fitting(list(load_recorded(features, EVALUATION)), bucket, model))
-        onnx = decoders / f"kokoro_decoder_{frames}.onnx"
-        return cls(bucket, model, StaticDecoder(model.decoder, bucket), onnx, recorded, source_label(weights))
+    def load(cls, frames: int, artifacts: Path, most: int) -> "Case":
+        """Load the case of one bucket from what the default pipeline built, with :func:`at_most` utterances."""
+        bucket, model = Bucket(frames), load_kmodel(artifacts / "weights")
+        recorded = at_most(most, fitting(list(load_recorded(artifacts / "features", EVALUATION)), bucket, model))
+        onnx = artifacts / f"decoder/kokoro_decoder_{frames}.onnx"
+        return cls(
+            bucket, model, StaticDecoder(model.decoder, bucket), onnx, recorded, source_label(artifacts / "weights")
+        )
 
     @property
     def example(self) -> dict[str, Tensor]:
