@@ -35,6 +35,11 @@ MAX_WIDTH = 65_535
 """Widest multi-channel tensor that HTP's compiler finalizes at every level (design §5)."""
 _WIDEST_HALO = 50
 """Columns that the widest convolution of the last rate adds to a row (kernel 11, dilation 5)."""
+UNFOLDED_WIDTH = 16_384
+"""Widest last rate that is left as one row. A wider one compiles in half the time and memory when it is folded
+(400 frames, docs/hexagon.md); a narrower one gains nothing (120 frames)."""
+MOST_ROWS = STEP_PADDING
+"""Rows of a folded last rate: as many as divide every width. The fewer there are, the less a compile gains."""
 NOISE_TAIL = STEP_PADDING - 1
 """Zero columns right of the real ones of a ``noise`` that is not padded to a bucket."""
 
@@ -66,12 +71,14 @@ class Bucket:
 
     @property
     def rows(self) -> int:
-        """Rows into which the last rate is folded, R: as few as keep each within what the compiler takes.
+        """Rows into which HTP's decoder folds the last rate, R (:mod:`kokoro_npu.rows`)."""
+        return 1 if self.noise_steps <= UNFOLDED_WIDTH else MOST_ROWS
 
-        Where even 8 are too few, 8.
-        """
+    @property
+    def fewest_rows(self) -> int:
+        """As few rows as keep the last rate's width within ``MAX_WIDTH``, or ``MOST_ROWS``: for all other compilers."""
         fitting = (rows for rows in (1, 2, 4) if self.noise_steps // rows + _WIDEST_HALO * (rows > 1) <= MAX_WIDTH)
-        return next(fitting, 8)
+        return next(fitting, MOST_ROWS)
 
     @property
     def samples(self) -> int:

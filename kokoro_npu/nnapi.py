@@ -51,7 +51,8 @@ def write_decoders(
     Returns:
         Frames to file.
     """
-    models = {size: export_decoder(kmodel, Bucket(size), opset) for size in sorted(frames)}
+    buckets = [Bucket(size) for size in sorted(frames)]
+    models = {bucket.frames: export_decoder(kmodel, bucket, opset, bucket.fewest_rows) for bucket in buckets}
     recipe = static_recipe(list(models)[:_CALIBRATION_BUCKETS], (HEAD,), _SHORT_WINDOWS)
     static_encodings(models, calibration, recipe, out_dir / "encodings.json")
     pack: Pack | None = None

@@ -1,6 +1,5 @@
 """The decoders of all buckets as one HTP context binary: what the SDK bundle ships, and what each further chip gets."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ def compile_shared(
         models: frames to the bucket's decoder.
         precision: ``w8a16``, ``w8a8`` or ``fp16``.
         target: the chip.
-        settings: backend, level and options. Only ``local`` puts several buckets into one binary; with another
-            ``out_dir`` holds nothing but ``why.txt``.
+        settings: backend, level and options. Only ``local`` puts several buckets into one binary.
         out_dir: emptied first.
 
     Returns:
@@ -32,13 +30,9 @@ def compile_shared(
     Raises:
         KokoroNpuError: as :func:`kokoro_npu.compile.compile_decoder`; the message names the bucket.
     """
-    if settings.backend == "local":
-        reports = compile_decoders(models, precision, target, settings, out_dir)
-    else:
-        reports = {}
-        _leave_out(f"{settings.backend} compiles each bucket alone", Path(out_dir))
+    reports = compile_decoders(models, precision, target, settings, out_dir)
     compiled = [report for report in reports.values() if report["compiled"]]
-    compiler = next(iter([*compiled, *reports.values()]), {"backend": settings.backend})
+    compiler = next(iter([*compiled, *reports.values()]))
     return {
         "precision": precision,
         "target": target.name,
@@ -55,9 +49,3 @@ def compile_shared(
         "seconds": round(sum(report["seconds"] for report in compiled), 1),
         "peak_rss_bytes": max((report["peak_rss_bytes"] for report in compiled), default=0),
     }
-
-
-def _leave_out(reason: str, out_dir: Path) -> None:
-    shutil.rmtree(out_dir, ignore_errors=True)
-    out_dir.mkdir(parents=True)
-    (out_dir / "why.txt").write_text(f"Not compiled: {reason}\n", encoding="utf-8")

@@ -129,14 +129,14 @@ def test_one_binary_for_all_needs_the_local_compiler(
     monkeypatch.setattr(toolchain, "library_dir", lambda: None)
     for settings, why in (
         (SETTINGS, "120/why.txt"),
-        (replace(SETTINGS, backend="aihub"), "why.txt"),
+        (replace(SETTINGS, backend="aihub"), "120/why.txt"),
     ):
         out = tmp_path / "out"
         report = compile_shared({120: model}, "w8a16", SM8650, settings, out)
         assert (report["buckets"], report["compiled_buckets"], report["frames"]) == (1, 0, [])
         assert (report["binary_bytes"], report["graphs"]) == (0, 0)
         assert [path for path in out.rglob("*") if path.is_file()] == [out / why]
-    assert (out / why).read_text() == "Not compiled: aihub compiles each bucket alone\n"
+    assert (out / why).read_text() == "Not compiled: AI Hub compiles each bucket alone\n"
 
 
 def test_a_wheel_that_does_not_load_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,6 @@ def test_two_buckets_share_one_binary(tmp_path: Path) -> None:
         for frames, path in paths.items()
     ]
     assert shared < 0.95 * sum(alone)
-    assert [report["binary_bytes_counted"] for report in reports.values()] == [shared, 0]
     graphs = {graph.name: graph for graph in read_binary(out / "kokoro_decoder_qnn.bin").graphs}
     assert sorted(graphs) == sorted(report["graph"] for report in reports.values())
     for frames, report in reports.items():

@@ -82,12 +82,16 @@ def test_exact_in_any_number_of_rows(narrow: KModel, rows: int, frames: int, siz
     assert np.abs(audio[SAMPLES_PER_FRAME * frames + 2 * HOP :]).max(initial=0) == 0
 
 
-@pytest.mark.parametrize(("frames", "rows"), [(120, 1), (400, 1), (546, 1), (547, 2), (1000, 2), (1536, 4), (1800, 4)])
-def test_rows_keep_every_width_within_what_the_compiler_takes(frames: int, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("frames", "fewest", "rows"),
+    [(120, 1, 1), (136, 1, 1), (137, 1, 8), (546, 1, 8), (547, 2, 8), (1000, 2, 8), (1536, 4, 8), (4300, 8, 8)],
+)
+def test_rows_keep_every_width_within_what_the_compiler_takes(frames: int, fewest: int, rows: int) -> None:
     bucket = Bucket(frames)
-    assert bucket.rows == rows
-    assert bucket.noise_steps / rows <= MAX_WIDTH
-    assert bucket.noise_steps % rows == 0
+    assert (bucket.fewest_rows, bucket.rows) == (fewest, rows)
+    for number in (fewest, rows):
+        assert bucket.noise_steps / number <= MAX_WIDTH
+        assert bucket.noise_steps % number == 0
 
 
 def test_one_utterance_sounds_the_same_in_every_bucket(narrow: KModel) -> None:

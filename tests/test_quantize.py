@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CALIBRATED, OTHER = (Bucket(10), Bucket(16)), Bucket(24)
 HEAD = "/generator/head/"
 CALIBRATION = Calibration(frames=(16, 10), method="minmax", short_windows=(5, 3), headroom=1.5)
-W8A16 = Recipe("w8a16", 16, 8, True, (HEAD, "/styles.", "/affines."), CALIBRATION)
+W8A16 = Recipe("w8a16", 16, 8, True, (HEAD, "/affines."), CALIBRATION)
 W8A8 = replace(W8A16, precision="w8a8", activation_bits=8)
 FP16 = replace(W8A16, precision="fp16")
 
@@ -337,7 +337,7 @@ def test_options_become_a_recipe() -> None:
         "activation_bits": 8,
         "weight_bits": 8,
         "per_channel": True,
-        "float_scopes": [HEAD, "/styles.", "/affines."],
+        "float_scopes": [HEAD, "/affines."],
         "recipe": ROOT / "recipes/plain.yaml",
         "calibration": {"frames": [16, 10], "method": "minmax", "short_windows": [5, 3], "headroom": 1.5},
         "gates": {"quant_snr_db_min": 2.0},

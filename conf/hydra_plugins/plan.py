@@ -86,6 +86,7 @@ RULES: dict[str, Any] = {
     "buckets": _FRAMES,
     "bucket": {"frames": _FRAMES},
     "chips": _TEXTS,
+    "long": {"frames": _BUCKETS},
     "weights": {},  # see _weights_rules
     "export": {"opset": _integer(17)},
     "features": {"corpus": _TEXT},

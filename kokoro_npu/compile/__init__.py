@@ -38,6 +38,15 @@ class Backend(Protocol):
         """
         ...
 
+    def compile_shared(
+        self, models: Mapping[int, Path], precision: str, target: Target, settings: CompileSettings, out_dir: Path
+    ) -> dict[int, dict[str, Any]]:
+        """Compile all buckets into one binary; arguments and reports as of :func:`compile_decoders`.
+
+        A place that cannot put several buckets into one reports each as not compiled.
+        """
+        ...
+
 
 BACKENDS: dict[str, type[Backend]] = {"local": LocalBackend, "aihub": AiHubBackend}
 
@@ -64,8 +73,7 @@ def compile_decoder(
     Returns:
         A flat report: ``compiled``, ``reason`` (empty when compiled), ``backend``, ``frames``, ``precision``,
         ``soc_model``, ``htp_arch``, ``optimization_level``, ``graph_splitting``, ``estimated_bytes``,
-        ``binary_bytes``, ``binary_bytes_counted`` (the same, but for shared binaries), ``seconds``,
-        ``peak_rss_bytes``, ``qairt`` and tool versions; ``aihub`` adds ``device``.
+        ``binary_bytes``, ``seconds``, ``peak_rss_bytes``, ``qairt`` and tool versions; ``aihub`` adds ``device``.
 
     Raises:
         KokoroNpuError: unknown backend or option, missing model, a compile that failed, or a binary that is
@@ -75,7 +83,6 @@ def compile_decoder(
     backend = _backend(settings)
     _prepare([onnx_path], out_dir)
     report = backend.compile(onnx_path, frames, precision, target, settings, out_dir)
-    report["binary_bytes_counted"] = report["binary_bytes"]
     if not report["compiled"]:
         _say_why(report, out_dir)
     return report
@@ -84,21 +91,19 @@ def compile_decoder(
 def compile_decoders(
     models: Mapping[int, Path], precision: str, target: Target, settings: CompileSettings, out_dir: Path | str
 ) -> dict[int, dict[str, Any]]:
-    """Compile the decoders of all buckets for the target, with one copy of their weights where the backend can.
+    """Compile the decoders of all buckets for the target into one binary, with one copy of their weights.
 
     Args:
         models: frames to the bucket's decoder.
         precision: see :func:`compile_decoder`.
         target: the chip.
         settings: backend, level and options.
-        out_dir: emptied first. ``local`` leaves one binary and, beside it, ``<model>_ctx.onnx`` of each bucket, which
-            point into it, and in a directory of each bucket's frames ``bucket.json``, which names them, or
-            ``why.txt``; ``aihub`` leaves there what :func:`compile_decoder` does.
+        out_dir: emptied first. Holds the binary afterwards and, beside it, ``<model>_ctx.onnx`` of each bucket, which
+            point into it, and in a directory of each bucket's frames ``bucket.json``, which names them, or ``why.txt``.
 
     Returns:
-        Frames to the report of :func:`compile_decoder`; ``local`` adds ``target``, ``graph`` (the bucket's in the
-        binary) and ``graphs_in_binary``. ``binary_bytes`` is then the size of the binary that they share, which
-        ``binary_bytes_counted`` counts at the first of them alone.
+        Frames to the report of :func:`compile_decoder`, in which ``binary_bytes`` is the size of the shared binary;
+        ``graph`` is the bucket's in there, ``graphs_in_binary`` counts all.
 
     Raises:
         KokoroNpuError: as :func:`compile_decoder`; the message names the bucket.
@@ -106,17 +111,10 @@ def compile_decoders(
     out_dir = Path(out_dir)
     backend = _backend(settings)
     _prepare(models.values(), out_dir)
-    if isinstance(backend, LocalBackend):
-        reports = backend.compile_shared(models, precision, target, settings, out_dir)
-        compiled = [frames for frames, report in reports.items() if report["compiled"]]
-        for frames, report in reports.items():
-            report["binary_bytes_counted"] = report["binary_bytes"] if frames in compiled[:1] else 0
-            _describe(report, models[frames], out_dir / str(frames))
-        return reports
-    return {
-        frames: compile_decoder(path, frames, precision, target, settings, out_dir / str(frames))
-        for frames, path in models.items()
-    }
+    reports = backend.compile_shared(models, precision, target, settings, out_dir)
+    for frames, report in reports.items():
+        _describe(report, models[frames], out_dir / str(frames))
+    return reports
 
 
 def _say_why(report: dict[str, Any], out_dir: Path) -> None:

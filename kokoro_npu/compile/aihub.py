@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,8 @@ from kokoro_npu.aihub.journal import Journal, content_key
 from kokoro_npu.aihub.package import merge
 from kokoro_npu.aihub.service import Service, connect
 from kokoro_npu.aihub.settings import Settings, compile_options
-from kokoro_npu.compile import binary, memory, toolchain
+from kokoro_npu.compile import binary
+from kokoro_npu.compile.compile_report import not_compiled
 from kokoro_npu.compile.options import CompileSettings, Target
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic, sha256
@@ -63,27 +64,28 @@ class AiHubBackend:
         if not any(row["compiled"] for row in rows):
             (out_dir / TABLE).unlink()
             raise KokoroNpuError("; ".join(dict.fromkeys(str(row["reason"]) for row in rows)))
-        return {
-            "backend": BACKEND,
+        return not_compiled(BACKEND, frames, precision, target, settings) | {
             "device": first["device"],
             "compiled": first["compiled"],
             "reason": first["reason"],
-            "frames": frames,
-            "precision": precision,
-            "target": target.name,
-            "soc_model": target.soc_model,
-            "htp_arch": target.htp_arch,
-            "optimization_level": settings.optimization_level,
-            "graph_splitting": settings.graph_splitting,
-            "estimated_bytes": memory.estimate_bytes(frames, precision, settings),
-            "binary_bytes": first["binary_bytes"],
-            "graph": "",  # the service's name for it means nothing here
+            # What the service calls the graph means nothing here, and it does not tell its memory.
             "graphs_in_binary": int(first["compiled"]),
+            "binary_bytes": first["binary_bytes"],
             "seconds": first["seconds"],
-            "peak_rss_bytes": 0,  # the service does not tell
             "qairt": first["qairt"],
-            **toolchain.versions(),
         }
+
+    def compile_shared(
+        self,
+        models: Mapping[int, Path],
+        precision: str,
+        target: Target,
+        settings: CompileSettings,
+        out_dir: Path,  # noqa: ARG002  # stays empty
+    ) -> dict[int, dict[str, Any]]:
+        """Nothing is uploaded: the service makes a binary of one model."""
+        reason = "AI Hub compiles each bucket alone"
+        return {frames: not_compiled(BACKEND, frames, precision, target, settings, reason) for frames in models}
 
 
 def _options(settings: CompileSettings, target: Target) -> str:

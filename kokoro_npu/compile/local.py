@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 
 from kokoro_npu.compile import binary, memory, pieces, toolchain
+from kokoro_npu.compile.compile_report import not_compiled
 from kokoro_npu.compile.options import CompileSettings, Target, provider_options, session_entries
 from kokoro_npu.errors import KokoroNpuError
 
@@ -94,7 +95,7 @@ class LocalBackend:
         reports = {}
         to_cut: set[int] = set()
         for frames, path in models.items():
-            reports[frames] = self._report(frames, precision, target, settings)
+            reports[frames] = not_compiled(BACKEND, frames, precision, target, settings)
             widest = memory.widest_tensor(path)
             reason = missing or memory.refusal(frames, precision, settings, widest) or ""
             if reason and not missing and settings.long_buckets:
@@ -110,29 +111,6 @@ class LocalBackend:
             left_out = [frames for frames in todo if reports[frames]["reason"]]
             todo = {frames: path for frames, path in todo.items() if frames not in left_out} if left_out else {}
         return reports
-
-    @staticmethod
-    def _report(frames: int, precision: str, target: Target, settings: CompileSettings) -> dict[str, Any]:
-        return {
-            "backend": BACKEND,
-            "compiled": False,
-            "reason": "",
-            "frames": frames,
-            "precision": precision,
-            "target": target.name,
-            "soc_model": target.soc_model,
-            "htp_arch": target.htp_arch,
-            "optimization_level": settings.optimization_level,
-            "graph_splitting": settings.graph_splitting,
-            "estimated_bytes": memory.estimate_bytes(frames, precision, settings),
-            "binary_bytes": 0,
-            "graph": "",
-            "graphs_in_binary": 0,
-            "seconds": 0.0,
-            "peak_rss_bytes": 0,
-            "qairt": "",
-            **toolchain.versions(),
-        }
 
     def _run(
         self,

@@ -135,9 +135,8 @@ class Case:
         bucket, model = Bucket(frames), load_kmodel(artifacts / "weights")
         recorded = at_most(most, fitting(list(load_recorded(artifacts / "features", EVALUATION)), bucket, model))
         onnx = artifacts / f"decoder/kokoro_decoder_{frames}.onnx"
-        return cls(
-            bucket, model, StaticDecoder(model.decoder, bucket), onnx, recorded, source_label(artifacts / "weights")
-        )
+        module = StaticDecoder(model.decoder, bucket, bucket.fewest_rows)
+        return cls(bucket, model, module, onnx, recorded, source_label(artifacts / "weights"))
 
     @property
     def example(self) -> dict[str, Tensor]:
