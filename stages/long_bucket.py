@@ -1,4 +1,4 @@
-"""Stage long-bucket@<frames>: a bucket that is too large for the compiler as a chain of graphs in one binary."""
+"""Stage long-bucket@<frames>: the HTP context binary of a bucket that takes the compiler too long for every build."""
 
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from kokoro_npu.weights import source_label
 def main(cfg: DictConfig) -> None:
     """Write artifacts/long/<frames> and reports/long/<frames>.json."""
     if cfg.compile.backend != "local":
-        raise KokoroNpuError("pipelines/long cuts a bucket for the compiler of this machine; AI Hub takes it whole")
+        raise KokoroNpuError(
+            "pipelines/long is for the compiler of this machine; AI Hub compiles every bucket in the build"
+        )
     if cfg.frames not in cfg.buckets:
         built = ", ".join(map(str, cfg.buckets))
         raise KokoroNpuError(f"long.frames: no bucket of {cfg.frames} frames is built, only {built}: set bucket.frames")

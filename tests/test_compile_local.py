@@ -73,15 +73,25 @@ def test_a_bucket_that_does_not_fit_is_not_attempted(
     monkeypatch.setattr(toolchain, "missing_reason", lambda: None)
     monkeypatch.setattr(toolchain, "run_worker", _no_worker)
     monkeypatch.setattr(memory, "available_bytes", lambda: 12 * GIB)
+    settings = replace(SETTINGS, long_buckets=True)
     out = tmp_path / "compiled" / "1800"
     out.mkdir(parents=True)
     (out / "stale_ctx.onnx").touch()
-    report = compile_decoder(model, 1800, "w8a16", SM8650, SETTINGS, out)
+    report = compile_decoder(model, 1800, "w8a16", SM8650, settings, out)
     assert report["compiled"] is False
-    assert report["estimated_bytes"] > 30 * 10**9
+    assert report["estimated_bytes"] > 15 * 10**9
     assert "1800 frames in w8a16 at level 2 need about" in report["reason"]
     assert [p.name for p in out.iterdir()] == ["why.txt"]
     assert report["reason"] in (out / "why.txt").read_text(encoding="utf-8")
+
+
+def test_a_long_bucket_is_compiled_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000 * GIB)
+    on_demand = replace(SETTINGS, long_buckets=True)
+    for frames, settings, refused in ((1000, SETTINGS, False), (1001, SETTINGS, True), (1001, on_demand, False)):
+        reason = memory.refusal(frames, "w8a16", settings, ("x", 1))
+        assert (reason is not None) == refused
+        assert not refused or str(reason).startswith("long: more than 1000 frames")
 
 
 def test_the_reserve_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +17,7 @@ from kokoro_npu import metrics
 from kokoro_npu.audit import audit_decoder, audit_graph, audit_placement
 from kokoro_npu.chips import read_chips
 from kokoro_npu.cli import cli
-from kokoro_npu.compile import CompileSettings, Target, compile_decoder, compile_decoders, memory, pieces, toolchain
+from kokoro_npu.compile import CompileSettings, Target, compile_decoder, compile_decoders, toolchain
 from kokoro_npu.compile.binary import check_binary, model_io, read_binary
 from kokoro_npu.compile.options import provider_options
 from kokoro_npu.errors import KokoroNpuError
@@ -193,35 +192,6 @@ def test_each_graph_of_a_shared_context_computes_its_bucket(tmp_path: Path) -> N
     assert len(list(tmp_path.glob("*.bin"))) == 1
     for frames, truth in truths.items():
         assert metrics.snr_db(truth.reshape(-1), np.load(tmp_path / f"{frames}.npy").reshape(-1)) >= 30
-
-
-def test_a_folded_decoder_cut_into_a_chain_of_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One binary, one context model whose nodes hand over to each other, and the same numbers."""
-    monkeypatch.setattr(pieces, "LAST_RATE", (("/generator/noise_res.1/",), ("/generator/resblocks.1/",)))
-    paths = _decoders(tmp_path, (8,), rows=4)
-    chain = pieces.cut(onnx.load(paths[8], load_external_data=False), pieces.LAST_RATE)
-    inputs = pad_to_bucket(random_features(7, seed=7), Bucket(8))
-    values: dict[str, Any] = dict(inputs)
-    for index, piece in enumerate(chain):
-        path = tmp_path / f"piece_{index}.onnx"
-        onnx.save(piece, str(path))
-        onnx.checker.check_model(str(path))
-        session = cpu_session(path)
-        feeds = {info.name: values[info.name] for info in session.get_inputs()}
-        values |= dict(zip((info.name for info in session.get_outputs()), session.run(None, feeds), strict=True))
-    whole = cpu_session(paths[8]).run(None, inputs)[0]
-    assert metrics.snr_db(whole.reshape(-1), values["audio"].reshape(-1)) >= 120
-
-    monkeypatch.setattr(memory, "refusal", lambda *_args, cut=False: None if cut else "too long")
-    settings = replace(SETTINGS, long_buckets=True)
-    report = compile_decoders(paths, "fp16", SM8650, settings, tmp_path / "out")[8]
-    assert (report["compiled"], report["graphs_in_binary"]) == (True, 3)
-    context = onnx.load(tmp_path / "out" / "kokoro_decoder_8_ctx.onnx", load_external_data=False)
-    onnx.checker.check_model(context, check_custom_domain=False)
-    assert [node.op_type for node in context.graph.node] == ["EPContext"] * 3
-    assert [info.name for info in context.graph.input] == list(Bucket(8).input_shapes)
-    graphs = [graph.name for graph in read_binary(tmp_path / "out" / "kokoro_decoder_qnn.bin").graphs]
-    assert sorted(report["graph"].split()) == sorted(graphs)
 
 
 def test_a_binary_for_another_chip_is_caught(models: dict[str, Path], tmp_path: Path) -> None:

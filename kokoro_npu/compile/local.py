@@ -7,14 +7,14 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from kokoro_npu.compile import binary, memory, pieces, toolchain
+from kokoro_npu.compile import binary, memory, toolchain
 from kokoro_npu.compile.compile_report import not_compiled
 from kokoro_npu.compile.options import CompileSettings, Target, provider_options, session_entries
 from kokoro_npu.errors import KokoroNpuError
@@ -93,18 +93,12 @@ class LocalBackend:
         provider_options(target, settings, "")
         missing = toolchain.missing_reason()
         reports = {}
-        to_cut: set[int] = set()
         for frames, path in models.items():
-            reports[frames] = not_compiled(BACKEND, frames, precision, target, settings)
-            widest = memory.widest_tensor(path)
-            reason = missing or memory.refusal(frames, precision, settings, widest) or ""
-            if reason and not missing and settings.long_buckets:
-                to_cut.add(frames)
-                reason = memory.refusal(frames, precision, settings, widest, cut=True) or ""
-            reports[frames]["reason"] = reason
+            reason = missing or memory.refusal(frames, precision, settings, memory.widest_tensor(path)) or ""
+            reports[frames] = not_compiled(BACKEND, frames, precision, target, settings, reason)
         todo = {frames: models[frames].resolve() for frames in sorted(models) if not reports[frames]["reason"]}
         while todo:
-            measured = self._run(todo, to_cut, precision, target, settings, out_dir, shared=shared)
+            measured = self._run(todo, precision, target, settings, out_dir, shared=shared)
             for frames, values in measured.items():
                 reports[frames] |= values
             # A bucket that would have taken the machine's last memory is left out, and the others start again.
@@ -115,7 +109,6 @@ class LocalBackend:
     def _run(
         self,
         models: Mapping[int, Path],
-        to_cut: Collection[int],
         precision: str,
         target: Target,
         settings: CompileSettings,
@@ -131,7 +124,7 @@ class LocalBackend:
             shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=prefix, suffix=".part", dir=out_dir.parent) as scratch:
             place = Path(scratch).resolve()
-            parts = pieces.lay_out(models, to_cut, place / "models")
+            laid_out = _lay_out(models, place / "models")
             directory = toolchain.library_dir()
             assert directory is not None  # missing_reason() was None
             run = toolchain.run_worker(
@@ -140,8 +133,8 @@ class LocalBackend:
                     "models": [
                         # Bare names below a working directory: a graph's name in the binary is a hash of the path
                         # as given, and the same model in another clone must give the same bytes.
-                        {"model": part.model.name, "context": str(part.context(place)), "frames": part.frames}
-                        for part in parts
+                        {"model": path.name, "context": str(_context(path, place)), "frames": frames}
+                        for frames, path in laid_out.items()
                     ],
                     "provider_options": provider_options(target, settings, str(directory / "libQnnHtp.so")),
                     "session_entries": session_entries(
@@ -164,12 +157,11 @@ class LocalBackend:
                 extra = f", options {dict(settings.options)}" if settings.options else ""
                 splitting = ", with graph splitting" if settings.graph_splitting else ""
                 raise KokoroNpuError(f"{what}{splitting}{extra}: {_error_line(run)}")
-            return self._collect(models, parts, place, run, target, settings, out_dir, shared=shared)
+            return self._collect(laid_out, place, run, target, settings, out_dir, shared=shared)
 
     @staticmethod
     def _collect(
         models: Mapping[int, Path],
-        parts: Sequence[pieces.Part],
         place: Path,
         run: toolchain.WorkerRun,
         target: Target,
@@ -180,7 +172,8 @@ class LocalBackend:
     ) -> dict[int, dict[str, Any]]:
         """Check what the worker left, and move it to its place."""
         blobs = sorted(place.glob("*.bin"))
-        lost = [part.context(place).name for part in parts if not part.context(place).is_file()]
+        contexts = {frames: _context(path, place) for frames, path in models.items()}
+        lost = [path.name for path in contexts.values() if not path.is_file()]
         if lost or len(blobs) != 1:
             raise KokoroNpuError(
                 f"the compiler left {len(blobs)} binaries and no usable {', '.join(lost) or 'binary'} "
@@ -189,34 +182,56 @@ class LocalBackend:
         blob = blobs[0]
         if shared:
             blob = blob.rename(place / SHARED_BINARY)
-        names = [_context_graph(part.context(place), blob.name) for part in parts]
+        names = {frames: _context_graph(path, blob.name) for frames, path in contexts.items()}
         info = binary.read_binary(blob)
-        if sorted(graph.name for graph in info.graphs) != sorted(names):
+        if sorted(graph.name for graph in info.graphs) != sorted(names.values()):
             raise KokoroNpuError(
                 f"{blob.name}: holds {len(info.graphs)} graphs ({', '.join(g.name for g in info.graphs)}); "
-                f"{len(parts)} models were compiled into it ({', '.join(names)})"
+                f"{len(models)} models were compiled into it ({', '.join(names.values())})"
             )
-        for part, name in zip(parts, names, strict=True):
-            own = replace(info, graphs=tuple(graph for graph in info.graphs if graph.name == name))
-            what = f"{blob.name}, {part.model.stem}"
-            binary.check_binary(own, target, settings.optimization_level, part.model, what)
-        os.replace(blob, out_dir / blob.name)
         for frames, path in models.items():
-            context = pieces.join([part for part in parts if part.frames == frames], path, place)
-            os.replace(context, out_dir / context.name)
+            own = replace(info, graphs=tuple(graph for graph in info.graphs if graph.name == names[frames]))
+            what = f"{blob.name}, {path.stem}"
+            binary.check_binary(own, target, settings.optimization_level, path, what)
+        for file in (blob, *contexts.values()):
+            os.replace(file, out_dir / file.name)
         shutil.rmtree(place / "models")
         for dump in place.iterdir():  # what dump options of the allow-list wrote beside it
             shutil.move(str(dump), out_dir / dump.name)
         size = (out_dir / blob.name).stat().st_size
-        common = {"compiled": True, "binary_bytes": size, "graphs_in_binary": len(parts), "qairt": info.qairt_build}
-        measured = run.result["measured"]
-        result = {}
-        for frames in models:
-            own_parts = [index for index, part in enumerate(parts) if part.frames == frames]
-            result[frames] = common | {
-                "graph": " ".join(names[index] for index in own_parts),
-                "seconds": round(sum(measured[index]["seconds"] for index in own_parts), 1),
-                # Of the process that compiled all of them, one after the other: it counts what the former left.
-                "peak_rss_bytes": max(measured[index]["peak_rss_bytes"] for index in own_parts),
-            }
-        return result
+        common = {"compiled": True, "binary_bytes": size, "graphs_in_binary": len(models), "qairt": info.qairt_build}
+        # The peak is of the process that compiled all of them, one after the other: it counts what the former left.
+        return {
+            frames: common | {"graph": names[frames]} | measured
+            for frames, measured in zip(models, run.result["measured"], strict=True)
+        }
+
+
+def _context(model: Path, directory: Path) -> Path:
+    """Where the compiler is to leave a model's context model."""
+    return directory / f"{model.stem}_ctx.onnx"
+
+
+def _lay_out(models: Mapping[int, Path], directory: Path) -> dict[int, Path]:
+    """Put the models, and the weights that they point to, into one directory, which is created."""
+    directory.mkdir()
+    for path in models.values():
+        model = onnx.load(str(path), load_external_data=False)
+        weights = {
+            entry.value
+            for tensor in model.graph.initializer
+            for entry in tensor.external_data
+            if entry.key == "location"
+        }
+        for name in (path.name, *sorted(weights)):
+            _link(path.parent / name, directory / name)
+    return {frames: directory / path.name for frames, path in models.items()}
+
+
+def _link(source: Path, target: Path) -> None:
+    if target.exists() and target.samefile(source):
+        return
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)

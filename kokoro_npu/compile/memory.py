@@ -15,16 +15,15 @@ from kokoro_npu.geometry import MAX_WIDTH
 from kokoro_npu.machine import available_bytes
 
 GB = 10**9
-BYTES_PER_FRAME = 16_500_000
-"""Growth of the compiler's memory per frame: w8a16 at level 2, between 120 and 400 frames."""
+BYTES_PER_FRAME = 7_800_000
+"""Growth of the compiler's memory per frame: w8a16 at level 2, between 120, 400 and 552 frames."""
 FLOOR_BYTES = 1_500_000_000
 """What a compile takes however small the bucket: weights, the libraries, the graph."""
 MARGIN = 1.1
 """Factor on the estimate: better to leave out a bucket than to have the kernel end the build."""
 
-
-LARGEST_PIECE = 0.4
-"""Of the memory that a bucket takes as one graph, what the largest of its pieces takes."""
+LONG_FRAMES = 1000
+"""Buckets of more frames take the compiler many minutes, and are compiled on demand alone (``long_buckets``)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,8 @@ MEMORY_POINTS = (
     MemoryPoint("w8a16", 1, False, 400, 10 * GB, _DESIGN),
     MemoryPoint("w8a16", 1, False, 552, 11 * GB, _DESIGN),
     MemoryPoint("w8a16", 2, False, 120, 1_900_000_000, _HERE),
-    MemoryPoint("w8a16", 2, False, 400, 6_560_000_000, _HERE),
+    MemoryPoint("w8a16", 2, False, 400, 4_050_000_000, _HERE),
+    MemoryPoint("w8a16", 2, False, 552, 5_230_000_000, _HERE),
     MemoryPoint("w8a16", 2, True, 120, 2_250_000_000, _BEFORE),
     MemoryPoint("w8a16", 2, True, 400, 6_200_000_000, _DESIGN),
     MemoryPoint("fp16", 1, False, 120, 2_160_000_000, _BEFORE),
@@ -91,28 +91,28 @@ def widest_tensor(onnx_path: Path | str) -> tuple[str, int]:
     return name, width
 
 
-def refusal(
-    frames: int, precision: str, settings: CompileSettings, widest: tuple[str, int], *, cut: bool = False
-) -> str | None:
-    """Why this bucket is not attempted, in one line; None when it fits, as one graph or cut into several.
+def refusal(frames: int, precision: str, settings: CompileSettings, widest: tuple[str, int]) -> str | None:
+    """Why this bucket is not attempted, in one line; None when it fits.
 
-    The words before the colon go into metrics.
-
-    The text names no figure that changes from run to run, so that a rebuilt report stays the same.
+    The words before the colon go into metrics. The text names no figure that changes from run to run, so that a rebuilt
+    report stays the same.
     """
     name, width = widest
     need = estimate_bytes(frames, precision, settings)
-    if cut:
-        need = max(int(need * LARGEST_PIECE), FLOOR_BYTES)
     memory = (
         f"{frames} frames in {precision} at level {settings.optimization_level} need about "
-        f"{need / GB:.1f} GB of compiler memory" + (" for the largest of their graphs" if cut else "")
+        f"{need / GB:.1f} GB of compiler memory"
     )
     if width > MAX_WIDTH and (settings.optimization_level > 1 or settings.graph_splitting):
         return (
             f"too wide: tensor {name} is {width} wide; beyond {MAX_WIDTH} HTP's compiler fails"
             + (" with graph splitting" if settings.graph_splitting else " above level 1")
             + f" (QNN 1002 or a crash); {memory}"
+        )
+    if frames > LONG_FRAMES and not settings.long_buckets:
+        return (
+            f"long: more than {LONG_FRAMES} frames take the compiler many minutes; compile.long_buckets=true or "
+            f"`dvc repro pipelines/long/dvc.yaml` compiles them; {memory}"
         )
     if need > available_bytes() - settings.memory_reserve_gib * 2**30:
         reserve = f"a reserve of {settings.memory_reserve_gib:g} GiB"

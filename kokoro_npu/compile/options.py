@@ -47,7 +47,7 @@ class CompileSettings:
         optimization_level: finalize level, 1 to 3. It changes the arithmetic, so it is part of what an audit
             certifies.
         graph_splitting: let the compiler split the graph: less memory, larger binary.
-        long_buckets: cut a bucket that the compiler cannot take as one graph into several; it takes minutes.
+        long_buckets: compile buckets of more than ``memory.LONG_FRAMES`` too, many minutes each.
         options: further QNN provider options of the allow-list, name to value.
         memory_reserve_gib: memory in GiB that the compiler must leave to the rest of the machine.
         aihub: settings of the AI Hub backend, see ``kokoro_npu.aihub.settings.Settings``; no other reads them.
