@@ -16,9 +16,7 @@ from kokoro_npu.weights import source_label
 def main(cfg: DictConfig) -> None:
     """Write artifacts/long/<frames> and reports/long/<frames>.json."""
     if cfg.compile.backend != "local":
-        raise KokoroNpuError(
-            "pipelines/long is for the compiler of this machine; AI Hub compiles every bucket in the build"
-        )
+        raise KokoroNpuError("pipelines/long is for this machine's compiler; AI Hub compiles every bucket in the build")
     if cfg.frames not in cfg.buckets:
         built = ", ".join(map(str, cfg.buckets))
         raise KokoroNpuError(f"long.frames: no bucket of {cfg.frames} frames is built, only {built}: set bucket.frames")
