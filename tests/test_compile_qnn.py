@@ -136,7 +136,7 @@ def test_a_report_of_one_binary_for_all(models: dict[str, Path], tmp_path: Path)
     assert (report["backend"], report["target"], report["chip"]) == ("qnn-htp-offline", "sm8650", SM8650.chip)
     assert report["seconds"] > 0
     assert report["qairt"].startswith("v")
-    assert "too large: 1000000 frames" in (out / "1000000/why.txt").read_text()
+    assert "long: more than 1000 frames" in (out / "1000000/why.txt").read_text()
     assert read_json(out / "2/bucket.json")["context"] == "model_2_ctx.onnx"
 
 

@@ -8,6 +8,7 @@ The compiler's memory grows with the frames, and it dies or returns a misleading
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from kokoro_npu.compile.options import CompileSettings
@@ -61,8 +62,8 @@ MEMORY_POINTS = (
 def estimate_bytes(frames: int, precision: str, settings: CompileSettings) -> int:
     """Peak memory of the compiler in bytes, with a margin.
 
-    The largest that any point of the same precision, level and splitting leads to when moved by
-    ``BYTES_PER_FRAME``. Without such a point, all of the same precision stand in (w8a8 counts as w8a16).
+    Interpolated between the points of the same precision, level and splitting, and moved by ``BYTES_PER_FRAME``
+    beyond them. Without such a point, all of the same precision stand in (w8a8 counts as w8a16).
     """
     kind = "fp16" if precision == "fp16" else "w8a16"
     same_kind = [p for p in MEMORY_POINTS if p.precision == kind]
@@ -71,7 +72,13 @@ def estimate_bytes(frames: int, precision: str, settings: CompileSettings) -> in
         for p in same_kind
         if p.optimization_level == settings.optimization_level and p.graph_splitting == settings.graph_splitting
     ]
-    estimate = max(p.peak_bytes + (frames - p.frames) * BYTES_PER_FRAME for p in exact or same_kind)
+    peaks: dict[int, int] = {}
+    for point in sorted(exact or same_kind, key=lambda p: p.frames):
+        # The worst that was seen at this size or a smaller one.
+        peaks[point.frames] = max(point.peak_bytes, *peaks.values(), 0)
+    first, last = min(peaks), max(peaks)
+    beyond = (min(frames - first, 0) + max(frames - last, 0)) * BYTES_PER_FRAME
+    estimate = float(np.interp(frames, list(peaks), list(peaks.values()))) + beyond
     return int(max(estimate, FLOOR_BYTES) * MARGIN)
 
 
