@@ -34,7 +34,8 @@ def main(cfg: DictConfig) -> None:
     results = run_trials(list(bench.trials()), PARTIAL, identity)
     write_trials(results, REPORTS / "trials.csv")
     made_by = provenance(source_label(WEIGHTS), f"one part at w{trials.weight_bits} or a8", "onnxruntime-cpu")
-    write_json(REPORTS / "summary.json", summarize(results) | made_by)
+    report = summarize(results, bench.floor(), cfg.derive.thresholds.weights_snr_db)
+    write_json(REPORTS / "summary.json", report | made_by)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.parity import evaluate
 from kokoro_npu.quantize import Calibration, Recipe, calibrate, quantize_decoder
+from kokoro_npu.quantize.lines import Line
 from kokoro_npu.runtime import Array
 from tests.narrow_model import random_features
 from tests.small_graphs import INPUTS, decoder_like
@@ -59,12 +60,14 @@ def _export(module: nn.Module, **feeds: Array) -> onnx.ModelProto:
     return export_module(module.eval(), inputs, ["y"], opset=17)
 
 
-def _quantize(model: onnx.ModelProto, feeds: dict[str, Array], directory: Path) -> onnx.ModelProto:
+def _quantize(
+    model: onnx.ModelProto, feeds: dict[str, Array], directory: Path, recipe: Recipe = W8A16
+) -> onnx.ModelProto:
     encodings = directory / "encodings.json"
-    calibrate([(model, [feeds])], W8A16, encodings)
+    calibrate([(model, [feeds])], recipe, encodings)
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
-    return quantize_decoder(copied, W8A16, encodings)
+    return quantize_decoder(copied, recipe, encodings)
 
 
 def _audit(
@@ -181,6 +184,22 @@ def test_the_16_bit_instance_norm_is_judged_at_the_level_that_ships(tmp_path: Pa
     table = _audit(QUANTIZED, model, shifted, settings, tmp_path / "shifted")
     with pytest.raises(KokoroNpuError, match=r"/InstanceNormalization \(InstanceNormalization, quantized\) to 2\d\.\d"):
         check_gates(table, GATES, "here")
+
+
+@pytest.mark.parametrize(("kernel", "dilation"), [(3, 5), (11, 1)])
+def test_sixteen_bit_weights_in_two_halves_are_right_on_htp(kernel: int, dilation: int, tmp_path: Path) -> None:
+    """Of the shapes that HTP computes to 34 to 41 dB with a 16-bit weight."""
+    torch.manual_seed(0)
+    span = dilation * (kernel - 1) // 2
+    conv = nn.Conv2d(64, 64, (1, kernel), dilation=(1, dilation), padding=(0, span))
+    feeds = {"x": _random(1, 64, 1, 256)}
+    model = _export(conv, **feeds)
+    halves = _quantize(model, feeds, tmp_path, replace(W8A16, lines=(Line("*Conv", "under test", weights=16),)))
+    assert sum(node.op_type == "Conv" for node in halves.graph.node) == 2
+    (answer,) = emulate([Job(halves, feeds)], TARGET, LEVEL2)
+    truth, cpu = (values(graph, feeds)["y"].reshape(-1) for graph in (model, halves))
+    assert metrics.snr_db(cpu, answer.outputs["y"].reshape(-1)) > 70
+    assert metrics.snr_db(truth, answer.outputs["y"].reshape(-1)) > 65  # 8-bit weights leave 45
 
 
 def test_a_crash_of_one_job_leaves_the_others(tmp_path: Path) -> None:

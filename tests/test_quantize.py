@@ -391,9 +391,9 @@ def test_the_mixed_recipe_fits_a_decoder_with_the_real_kernels() -> None:
     model = export_decoder(narrow_kmodel(1, kernels=(3, 7, 11)), Bucket(2))
     mixed = replace(W8A16, float_scopes=(), lines=load_lines(ROOT / "recipes/mixed.yaml"))
     settings = mixed.settings(model)
-    assert settings["/generator/resblocks.2/convs1.0/conv/Conv"].weights == 8
+    assert settings["/decode.2/conv1/Conv"].weights == 8
     assert settings["/generator/head/Exp"].float
-    # An island of more than one op; the two convolutions in it are not part of it.
+    # An island of more than one op; the convolutions behind its norms are not part of it.
     assert settings["/encode/norm1/Sub"].float
-    assert settings["/encode/conv1/Conv"] == Settings(16, 16)
+    assert settings["/encode/conv1/Conv"] == Settings(16, 16, "nearest")
     assert {node.name for node in weighted_nodes(model) if settings[node.name].weights == 16} > {"/decode.3/conv1/Conv"}

@@ -131,16 +131,19 @@ def test_one_name_for_two_parts_is_an_error(tmp_path: Path) -> None:
 
 
 def test_what_the_mel_distance_misses_is_named() -> None:
-    rng = np.random.default_rng(0)
-    snr = rng.uniform(20, 60, 60)
     results = [
-        Trial(f"/{n}", "Conv", float(10 ** (-s / 20 + rng.normal(0, 0.05))), float(s), 1, 4) for n, s in enumerate(snr)
+        Trial("/fine", "Conv", 0.01, 50.0, 1_000_000, 4_000_000),
+        Trial("/loud", "Conv", 0.9, 35.0, 1_000_000, 4_000_000),
+        Trial("/static", "Conv", 0.1, 41.0, 10_000, 40_000),  # for a megabyte 21 dB
+        Trial("/more static", "Conv", 0.1, 41.0, 1_000, 4_000),
+        Trial("/norm", "InstanceNormalization", 0.1, 10.0, 0, 0),  # no weights, no bytes to spend on them
     ]
-    assert trials.summarize(results)["missed_by_mel"] == []
-    deaf = Trial("/static", "Conv", 0.002, 22.0, 1, 4)
-    report = trials.summarize([*results, deaf])
-    assert report["missed_by_mel"] == ["/static"]
-    assert report["trials"] == 61
+    report = trials.summarize(results, floor=0.5, audible_snr_db=45.0)
+    assert report["missed_by_mel"] == ["/more static", "/static"]
+    assert report["seen_by_mel"] == ["/loud"]
+    assert (report["trials"], report["weight_trials"], report["mel_distance_floor"]) == (5, 4, 0.5)
+    # With nothing drawn anew, the distance sees them all.
+    assert trials.summarize(results, floor=0.0, audible_snr_db=45.0)["missed_by_mel"] == []
 
 
 def test_patterns_match_the_chosen_and_no_other() -> None:
@@ -152,7 +155,9 @@ def test_patterns_match_the_chosen_and_no_other() -> None:
     assert patterns(names, set()) == []
 
 
-THRESHOLDS = Thresholds(weights_snr_db=40, activations_snr_db=60, float_snr_db=10, rounding="gptq")
+THRESHOLDS = Thresholds(
+    weights_snr_db=40, weights_mel_distance=0.2, activations_snr_db=60, float_snr_db=10, rounding="gptq"
+)
 
 
 def test_a_recipe_follows_the_thresholds() -> None:
@@ -161,21 +166,24 @@ def test_a_recipe_follows_the_thresholds() -> None:
     results = {case.node: Trial(case.node, case.op_type, 0.1, 50.0, case.params, 4 * case.params) for case in cases}
     # For a megabyte, 50 dB are enough; for 1e-3 of one, they are not: -30 dB.
     small = next(case.node for case in cases if case.weights)
+    dull = next(case.node for case in cases if case.weights and case.node != small)
     noisy = next(case.node for case in cases if case.op_type == "InstanceNormalization")
     fine = next(case.node for case in cases if case.op_type == "Sin")
     for case in cases:
         results[case.node] = replace(results[case.node], params=1_000_000 if case.weights else 0)
     results[small] = replace(results[small], params=1_000)
+    # The noise of this one is where the log-mel distance looks.
+    results[dull] = replace(results[dull], mel_distance=0.25)
     results[noisy] = replace(results[noisy], snr_db=9.0)
     results[fine] = replace(results[fine], snr_db=60.0)
     settings = resolve(model, Settings(8, 16), derive(model, results, THRESHOLDS))
     wide = {node.name for node in weighted_nodes(model) if settings[node.name].weights == 16}
-    assert wide == {small}
+    assert wide == {small, dull}
     assert {name for name, one in settings.items() if one.float and name.rpartition("/")[0] == noisy.rpartition("/")[0]}
     assert settings[fine].activations == 8
     # Sixteen bits need no help with rounding.
-    assert {settings[node.name].rounding for node in weighted_nodes(model) if node.name != small} == {"gptq"}
-    assert settings[small].rounding == "nearest"
+    assert {settings[node.name].rounding for node in weighted_nodes(model) if node.name not in wide} == {"gptq"}
+    assert {settings[name].rounding for name in wide} == {"nearest"}
 
 
 def _recorded(frames: int) -> Recorded:
@@ -201,6 +209,7 @@ def test_the_three_models_are_tried_on_windows() -> None:
     recorded = [replace(first, frames=frames)]
     window = min(frames, 6)
     bench = TrialBench(duration, prosody, export_decoder(kmodel, Bucket(window)), recorded, window, 8)
+    assert 0 < bench.floor() < 20
     cases = {case.node: (case, measure) for case, measure in bench.trials()}
     ops = [case.op_type for case, _ in cases.values()]
     assert {"LSTM", "Gemm", "Conv", "ConvTranspose", "InstanceNormalization", "Sin", "Exp", "Gather"} <= set(ops)

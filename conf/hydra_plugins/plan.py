@@ -136,6 +136,7 @@ RULES: dict[str, Any] = {
     "derive": {
         "thresholds": {
             "weights_snr_db": _number(-200, 200),
+            "weights_mel_distance": _number(0),
             "activations_snr_db": _number(-200, 200),
             "float_snr_db": _number(-200, 200),
             "rounding": _one_of("nearest", "gptq"),

@@ -1,8 +1,9 @@
 """From trials and thresholds to a recipe.
 
 A weight's noise is bought off with bytes: at 16 bits it costs its bytes once more and is no longer heard. What it is
-worth is the noise for each megabyte, so that is what the threshold is on: the SNR that a trial left, plus ten times the
-logarithm of the weight's megabytes at 8 bits. Noises of different layers add up nearly as powers.
+worth is the damage for each megabyte, so that is what the thresholds are on, by both measures: noises of different
+layers add up nearly as powers, so the SNR that a trial left, plus ten times the logarithm of the weight's megabytes at
+8 bits, and its log-mel distance over their root.
 """
 
 import math
@@ -24,13 +25,15 @@ class Thresholds:
     """What decides.
 
     Attributes:
-        weights_snr_db: a weight takes 16 bits if its trial's SNR, plus 10 log10 of its megabytes, is below this.
+        weights_snr_db: a weight takes 16 bits if its trial's SNR, plus 10 log10 of its megabytes, is below this,
+        weights_mel_distance: or if its log-mel distance, over the root of its megabytes, is above this.
         activations_snr_db: a module takes 8-bit activations if its trial's SNR is at least this.
         float_snr_db: a module stays floating if its trial's SNR is below this.
         rounding: of the 8-bit weights: nearest or gptq.
     """
 
     weights_snr_db: float
+    weights_mel_distance: float
     activations_snr_db: float
     float_snr_db: float
     rounding: str
@@ -49,7 +52,7 @@ def derive(model: onnx.ModelProto, trials: Mapping[str, Trial], thresholds: Thre
     if thresholds.rounding == GPTQ:
         lines.append(Line("*", "costs nothing on the device", rounding=GPTQ))
     names = [node.name for node in model.graph.node]
-    wide = {name for name in weighted if name in trials and _worth(trials[name]) < thresholds.weights_snr_db}
+    wide = {name for name in weighted if name in trials and _hurts(trials[name], thresholds)}
     for pattern, found in patterns(weighted, wide):
         lines.append(Line(pattern, _why_wide([trials[name] for name in found]), weights=16, rounding=NEAREST))
     for case in activation_cases(model):
@@ -65,14 +68,17 @@ def derive(model: onnx.ModelProto, trials: Mapping[str, Trial], thresholds: Thre
     return lines
 
 
-def _worth(trial: Trial) -> float:
-    return trial.snr_db + 10 * math.log10(max(trial.params, 1) / 1e6)
+def _hurts(trial: Trial, thresholds: Thresholds) -> bool:
+    return (
+        trial.snr_db_per_mb < thresholds.weights_snr_db or trial.mel_distance_per_mb > thresholds.weights_mel_distance
+    )
 
 
 def _why_wide(trials: Sequence[Trial]) -> str:
     snr = -10 * math.log10(sum(10 ** (-trial.snr_db / 10) for trial in trials))
+    mel = math.sqrt(sum(trial.mel_distance**2 for trial in trials))
     size = sum(trial.params for trial in trials) / 1e6
-    return f"{size:.2f} MB that at 8 bits leave {snr:.1f} dB, together {snr + 10 * math.log10(size):.1f} dB for each MB"
+    return f"{size:.2g} MB that at 8 bits leave {snr:.1f} dB, log-mel {mel:.3f} dB"
 
 
 def patterns(names: Sequence[str], chosen: set[str]) -> list[tuple[str, list[str]]]:

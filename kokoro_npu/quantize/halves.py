@@ -1,8 +1,9 @@
 """16-bit weights where HTP computes only 8-bit ones rightly: one convolution as the sum of two.
 
-A 16-bit weight on the grid of step s / 254 is an 8-bit one of step s and an 8-bit remainder of step s / 254. Both have
-as many bytes as one of 16 bits, and HTP multiplies 16-bit activations by 8-bit weights rightly at any dilation and span
-(docs/quantization.md).
+A 16-bit weight on the grid of step s / 254 is an 8-bit one of step s and an 8-bit remainder of step s / 254, together
+as many bytes. What stands for it is measured in the emulation only, on single convolutions of 64 channels (kernels 3
+and 11, dilations 1, 3 and 5): 80 to 84 dB against ONNX Runtime on the same graph, where a 16-bit weight left 13 to 41
+(docs/quantization.md). No device has run it.
 """
 
 from collections.abc import Collection
@@ -56,7 +57,7 @@ def halve(
         nodes.append(node)
         if node.name not in names:
             continue
-        weight, axis = node.input[1], channel_axis(node)
+        weight, axis = node.input[1], channel_axis(node.op_type)
         if weight not in rounded:
             exact = onnx.numpy_helper.to_array(initializers[weight])
             upper = round_to_nearest(exact, axis, 8)

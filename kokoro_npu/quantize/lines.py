@@ -31,8 +31,8 @@ WIDEST_SPAN_AT_16_BITS = 7
 
 Measured in the emulation (QAIRT 2.51, SM8650, finalize level 2) against ONNX Runtime on the same graph, 64 to 256
 channels: 68 to 72 dB for kernels of 1 to 7 columns, for strided and for transposed ones; 13 to 41 dB for 9 and 11
-columns and for every dilated one. 8-bit weights: 75 dB for all. Such convolutions get their 16 bits in two halves
-(:mod:`kokoro_npu.quantize.halves`).
+columns and for every dilated one. 8-bit weights: 75 dB for all. Only those shapes were tried, and no device.
+Such convolutions get their 16 bits in two halves (:mod:`kokoro_npu.quantize.halves`).
 """
 
 _CHOICES: dict[str, tuple[Any, ...]] = {

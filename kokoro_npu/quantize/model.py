@@ -128,7 +128,7 @@ def _weight_overrides(
         if one.float:
             continue
         kind: dict[str, Any] = {"quant_type": weight_type(one.weights)}
-        axis = channel_axis(node)
+        axis = channel_axis(node.op_type)
         if one.rounding == GPTQ:
             if name not in rounded or rounded[name].bits != one.weights:
                 raise KokoroNpuError(

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 from safetensors.numpy import load_file, save_file
 
 from kokoro_npu.files import atomic
@@ -44,17 +43,22 @@ _LEAST_PEAK = 1e-12
 """Of a channel of zeros, whose scale must not be zero."""
 
 
-def channel_axis(node: onnx.NodeProto) -> int:
-    """The axis of a convolution's weight that counts its output channels."""
-    return 1 if node.op_type == "ConvTranspose" else 0
+def channel_axis(kind: str) -> int:
+    """The axis of a convolution's weight that counts its output channels; ``kind`` is its ONNX op or torch class."""
+    return 1 if kind.startswith("ConvTranspose") else 0
+
+
+def channel_scales(weight: Array, axis: int, bits: int) -> Array:
+    """[channels] float32: the steps of a symmetric grid that make each channel's peak the top level."""
+    others = tuple(dim for dim in range(weight.ndim) if dim != axis)
+    return (np.maximum(np.abs(weight).max(axis=others), _LEAST_PEAK) / (2 ** (bits - 1) - 1)).astype(np.float32)
 
 
 def round_to_nearest(weight: Array, axis: int, bits: int, scales: Array | None = None) -> RoundedWeight:
-    """A weight on a symmetric grid of ``bits``; unless given, the scales make each channel's peak the top level."""
+    """A weight on a symmetric grid of ``bits``; unless given, the scales are those of :func:`channel_scales`."""
     top = 2 ** (bits - 1) - 1
     if scales is None:
-        others = tuple(dim for dim in range(weight.ndim) if dim != axis)
-        scales = (np.maximum(np.abs(weight).max(axis=others), _LEAST_PEAK) / top).astype(np.float32)
+        scales = channel_scales(weight, axis, bits)
     shape = [1] * weight.ndim
     shape[axis] = -1
     levels = np.clip(np.round(weight / scales.reshape(shape)), -top, top)

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from kokoro_npu.decoder import StaticDecoder
 from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
+from kokoro_npu.quantize import rounded
 from kokoro_npu.quantize.rounded import RoundedWeight
 from kokoro_npu.runtime import Array, crop, pad_to_bucket
 
@@ -33,8 +34,6 @@ STYLE_WEIGHTS = (".scale.weight", ".shift.weight")
 HEAD, _REFLECTED = "generator.head.", "generator.ups.1.reflected."
 _FRAMES = 400
 """Of a longer utterance so many frames are seen, from the middle."""
-_LEAST_PEAK = 1e-12
-"""Of a channel of zeros, whose scale must not be zero."""
 _COLUMNS = 1024
 """At most so many columns of one sample enter a Hessian: neighbouring ones say nearly the same."""
 
@@ -50,7 +49,7 @@ def layers(decoder: StaticDecoder) -> dict[str, Layer]:
 
 def channel_axis(layer: Layer) -> int:
     """The axis of a layer's weight that counts its output channels."""
-    return 1 if isinstance(layer, nn.ConvTranspose2d) else 0
+    return rounded.channel_axis(type(layer).__name__)
 
 
 def round_body(decoder: upstream.Decoder, recorded: Sequence[Recorded], bits: int = 8) -> dict[str, RoundedWeight]:
@@ -131,8 +130,7 @@ def round_decoder(
 
 
 def _round_layer(layer: Layer, hessian: Tensor, bits: int) -> RoundedWeight:
-    peaks = layer.weight.detach().abs().amax(dim=[dim for dim in range(4) if dim != channel_axis(layer)])
-    scales = peaks.clamp_min(_LEAST_PEAK) / (2 ** (bits - 1) - 1)
+    scales = torch.from_numpy(rounded.channel_scales(layer.weight.detach().numpy(), channel_axis(layer), bits))
     rows = scales.repeat_interleave(layer.stride[1]) if isinstance(layer, nn.ConvTranspose2d) else scales
     integers = _weight(layer, gptq(_rows(layer), hessian, rows, bits))
     return RoundedWeight(integers.to(torch.int8 if bits == 8 else torch.int16).numpy(), scales.numpy())

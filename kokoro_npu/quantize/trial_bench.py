@@ -83,6 +83,15 @@ class TrialBench:
         for case in self._activation_cases:
             yield case, lambda case=case: self._try_decoder(case)  # type: ignore[misc]
 
+    def floor(self) -> float:
+        """Log-mel distance between the float models and themselves with another draw of the source's noise.
+
+        Whoever compares recordings of models that draw their own noise sees no damage below it.
+        """
+        count = len(self.recorded)
+        redrawn = [self._run_prosody(self._float["prosody"], n, seed=count + n) for n in range(count)]
+        return self._judge(self._window(n, prosody=outputs) for n, outputs in enumerate(redrawn))[0]
+
     def _try_duration(self, case: Case) -> tuple[float, float]:
         session = self._session("duration", case)
         texts = [self._run_duration(session, item) for item in self.recorded]
@@ -138,7 +147,12 @@ class TrialBench:
         return tuple(session.run(names, _duration_inputs(item)))
 
     def _run_prosody(
-        self, session: ort.InferenceSession, number: int, features: Array | None = None, style: Array | None = None
+        self,
+        session: ort.InferenceSession,
+        number: int,
+        features: Array | None = None,
+        style: Array | None = None,
+        seed: int | None = None,
     ) -> tuple[Array, ...]:
         item = self.recorded[number]
         if features is None or style is None:
@@ -146,7 +160,7 @@ class TrialBench:
         inputs = {
             "aligned_prosody": align(features, self._durations[number]),
             "prosody_style": style,
-            "source_noise": np.random.default_rng(number).standard_normal(
+            "source_noise": np.random.default_rng(number if seed is None else seed).standard_normal(
                 (1, 1, SAMPLES_PER_FRAME * item.frames), dtype=np.float32
             ),
         }

@@ -1,6 +1,7 @@
 """The table of trials: its row, its writer and its reader, for whoever makes one and whoever decides by one."""
 
 import csv
+import math
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -28,6 +29,16 @@ class Trial:
     snr_db: float
     params: int
     size: int
+
+    @property
+    def snr_db_per_mb(self) -> float:
+        """What the weights' noise would leave if they had a megabyte at 8 bits, all of it as bad; -inf for none."""
+        return self.snr_db + 10 * math.log10(self.params / 1e6) if self.params else -math.inf
+
+    @property
+    def mel_distance_per_mb(self) -> float:
+        """The log-mel distance of such a megabyte, distances of independent noises adding as their squares do."""
+        return self.mel_distance / math.sqrt(self.params / 1e6) if self.params else math.inf
 
 
 COLUMNS = tuple(field.name for field in fields(Trial))

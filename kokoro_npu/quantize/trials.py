@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.onnx_files import WEIGHT_INPUTS
+from kokoro_npu.quantize.rounded import round_to_nearest
 from kokoro_npu.quantize.trial_table import Trial, to_trial
 from kokoro_npu.runtime import Array
 from kokoro_npu.sessions import THREADS
@@ -29,8 +30,6 @@ ACTIVATION_OPS = ("InstanceNormalization", "Exp", "Cos", "Sin")
 
 _SHARED_BYTES = 1024
 _FORMAT = "%.6g"
-_MISSED_DEVIATIONS = 4
-"""How many median deviations below the line that most trials follow a log-mel distance misses the damage."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class Bench:
         model = self.model
         own: dict[str, Array] = {}
         if case is not None:
-            own = {name: on_grid(self._weights[name], axis, weight_bits) for name, axis in case.weights.items()}
+            own = {n: round_to_nearest(self._weights[n], a, weight_bits).values(a) for n, a in case.weights.items()}
             if case.activations or case.weights:
                 model = onnx.ModelProto()
                 model.CopyFrom(self.model)
@@ -167,13 +166,6 @@ class Bench:
         options.add_external_initializers(list(shared), list(shared.values()))
         model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in own.items())
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def on_grid(weight: Array, axis: int, bits: int) -> Array:
-    """A weight rounded to nearest on a symmetric grid of ``bits``, one scale an index of ``axis``."""
-    others = tuple(dim for dim in range(weight.ndim) if dim != axis)
-    scale = np.maximum(np.abs(weight).max(axis=others, keepdims=True), 1e-12) / (2 ** (bits - 1) - 1)
-    return (np.round(weight / scale) * scale).astype(np.float32)
 
 
 def _of_node(model: onnx.ModelProto, node_name: str, own: Mapping[str, Array]) -> dict[str, Array]:
@@ -263,26 +255,21 @@ def _finished(partial: Path, identity: str) -> Iterator[tuple[str, Trial]]:
         yield row[0], to_trial(row)
 
 
-def summarize(trials: Sequence[Trial]) -> dict[str, object]:
+def summarize(trials: Sequence[Trial], floor: float, audible_snr_db: float) -> dict[str, object]:
     """A flat report: how many trials, the worst by each measure, and what the log-mel distance misses.
 
-    Over all trials the logarithm of the distance falls with the SNR along a line. A trial that lies far below that line
-    did more damage to the waveform than its log-mel distance tells.
+    A weight is missed if it hurts for its size (:attr:`Trial.snr_db_per_mb`) and yet moves the log-mel distance by less
+    than another draw of the source's noise does, so that whoever listens to models that draw their own cannot see it.
+
+    Args:
+        trials: of all parts.
+        floor: log-mel distance of another draw, :meth:`kokoro_npu.quantize.trial_bench.TrialBench.floor`.
+        audible_snr_db: SNR for a megabyte below which a weight hurts, as recipes are derived by.
     """
-    heard = [trial for trial in trials if trial.mel_distance > 0 and np.isfinite(trial.snr_db)]
-    snr = np.array([trial.snr_db for trial in heard])
-    level = np.log10([trial.mel_distance for trial in heard])
-    slope, _ = np.polyfit(snr, level, 1)
-    residual = level - slope * snr
-    residual -= np.median(residual)
-    # The median: outliers must not widen the band that they are measured by.
-    spread = float(np.median(np.abs(residual)))
-    missed = [
-        (float(gap / spread), trial)
-        for gap, trial in zip(residual, heard, strict=True)
-        if gap < -_MISSED_DEVIATIONS * spread and trial.snr_db < float(np.median(snr))
-    ]
-    missed.sort(key=lambda pair: pair[0])
+    hurting = sorted(
+        (trial for trial in trials if trial.params and trial.snr_db_per_mb < audible_snr_db),
+        key=lambda trial: trial.snr_db_per_mb,
+    )
     return {
         "trials": len(trials),
         "weight_trials": sum(trial.params > 0 for trial in trials),
@@ -290,5 +277,7 @@ def summarize(trials: Sequence[Trial]) -> dict[str, object]:
         "snr_db_min_name": min(trials, key=lambda trial: trial.snr_db).name,
         "mel_distance_max": max(trial.mel_distance for trial in trials),
         "mel_distance_max_name": max(trials, key=lambda trial: trial.mel_distance).name,
-        "missed_by_mel": [trial.name for _, trial in missed],
+        "mel_distance_floor": float(_FORMAT % floor),
+        "seen_by_mel": [trial.name for trial in hurting if trial.mel_distance >= floor],
+        "missed_by_mel": [trial.name for trial in hurting if trial.mel_distance < floor],
     }
