@@ -158,6 +158,23 @@ def test_the_static_prosody_model_is_upstreams_at_any_padding(narrow: KModel) ->
         assert not after[:, 0, 2 * frames :].any()
 
 
+@pytest.mark.parametrize(
+    ("figures", "fault"),
+    [
+        ({"fp16_overflows": 0, "fp16_largest_sum": 65_504.0}, None),
+        ({"fp16_overflows": 0, "fp16_largest_sum": 79_970.0}, "sum behind a mean reaches 79970"),
+        ({"fp16_overflows": 0, "fp16_largest_sum": float("nan")}, "sum behind a mean"),
+        ({"fp16_overflows": 3, "fp16_largest_sum": 1.0}, "3 outputs overflow"),
+    ],
+)
+def test_half_precision_must_hold_every_output_and_sum(figures: dict[str, float], fault: str | None) -> None:
+    if fault is None:
+        coreml.check_range(figures, "here")
+    else:
+        with pytest.raises(KokoroNpuError, match=f"here: .*{fault}"):
+            coreml.check_range(figures, "here")
+
+
 def _write_reports(folder: Path, frames: int, slow: float) -> None:
     figures = {"waveform_corr_min": 1.0, "magspec_corr_min": 1.0, "logmel_mae_max": 0.01}
     parts = {"litert": ("fp32", "int8"), "executorch": ("fp32",), "coreml": ("fp32", "fp16")}

@@ -124,6 +124,39 @@ def test_half_precision_that_overflows_is_seen(tmp_path: Path) -> None:
     assert program.extremes()["overflows"] > 0
 
 
+@pytest.mark.parametrize(("rows", "width"), [(1, 1801 * 8), (4, 2500), (1, 40), (2, 8)])
+def test_no_sum_behind_a_long_mean_is_long(rows: int, width: int, tmp_path: Path) -> None:
+    pytest.importorskip("coremltools", reason="needs the extra coreml")
+
+    class OverTime(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(dim=(2, 3) if rows > 1 else 3, keepdim=True)
+
+    path = tmp_path / "mean.mlpackage"
+    x = np.random.default_rng(0).normal(8, 2, (1, 3, rows, width)).astype(np.float32)
+    coreml.convert(OverTime(), {"x": torch.zeros(x.shape)}, ["audio"], path, "fp16")
+    program = coreml.Program(path)
+    np.testing.assert_allclose(program({"x": x}), x - x.mean(axis=(2, 3), keepdims=True), atol=0.02)
+    found = program.extremes()["largest_sum"]
+    pieces = {14_408: 8, 10_000: 100, 40: 1, 16: 1}[rows * width]
+    whole = np.abs(x).sum(axis=(2, 3)).max()
+    assert 0.99 * whole / pieces <= found < 1.2 * whole / pieces + 1
+    assert program.inspect()["longest_dim"] <= max(width, rows)
+
+
+def test_a_mean_of_everything_converts(tmp_path: Path) -> None:
+    pytest.importorskip("coremltools", reason="needs the extra coreml")
+
+    class Whole(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + x.mean()
+
+    path = tmp_path / "mean.mlpackage"
+    coreml.convert(Whole(), {"x": torch.zeros(2, 300)}, ["audio"], path, "fp32")
+    x = np.arange(600, dtype=np.float32).reshape(2, 300)
+    np.testing.assert_allclose(coreml.Program(path)({"x": x}), x + x.mean())
+
+
 @pytest.mark.parametrize("runtime", ["litert", "executorch", "coreml"])
 def test_an_op_that_a_runtime_does_not_take_is_named(runtime: str, tmp_path: Path) -> None:
     inputs = {"x": torch.zeros(4, 4)}
