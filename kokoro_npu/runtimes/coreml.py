@@ -117,9 +117,10 @@ def _adapt_converter() -> None:
         context.add(x, node.name)
 
     def mean(context: Any, node: Any) -> None:
-        # Without axes torch gives two arguments, the second of which is a type.
-        x, axes, keep = (context[name] for name in node.inputs[:3]) if len(node.inputs) > 2 else (None, None, None)
-        pieces = 1 if x is None else _pieces(x.shape, axes.val, bool(keep.val))
+        pieces = 1
+        if len(node.inputs) > 2:  # without axes torch gives two arguments, the second of which is a type
+            x, axes, keep = (context[name] for name in node.inputs[:3])
+            pieces = _pieces(x.shape, axes.val, bool(keep.val))
         if pieces == 1:
             ops.mean(context, node)
             return
