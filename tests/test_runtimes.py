@@ -18,6 +18,7 @@ from kokoro_npu.files import write_json
 from kokoro_npu.geometry import PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
 from kokoro_npu.runtime import frame_ratio
 from kokoro_npu.runtimes import compare, coreml, executorch, extras, litert, shown, table
+from kokoro_npu.runtimes.advice import fastest_on_cpu
 from kokoro_npu.runtimes.measure import Engine, kinds, take_turns
 from kokoro_npu.runtimes.static_parts import StaticDuration, StaticProsody, UnrolledLSTM
 from tests.runtime_backends import BALLAST_BYTES, DOUBLING, FAILING
@@ -219,6 +220,35 @@ def test_the_table_has_a_row_for_each_runtime_bucket_and_precision(tmp_path: Pat
     assert len(lines) == 2 + len(found)
     assert len({line.count("|") for line in lines}) == 1
     assert "| coreml | 80 | fp16 | 1.0 | 49.2 |" in lines[-2]
+
+
+@pytest.mark.parametrize(
+    ("slow", "advice"),
+    [
+        (0.5, "executorch fp32, 0.50 of ONNX Runtime fp32's time, at 89.6 dB"),
+        (3.0, "onnxruntime fp32, 1.00 of ONNX Runtime fp32's time, at 105.0 dB"),
+    ],
+)
+def test_the_fastest_runtime_is_recommended(tmp_path: Path, slow: float, advice: str) -> None:
+    assert fastest_on_cpu(tmp_path / "runtimes.json") is None
+    _write_reports(tmp_path, 40, slow)
+    write_json(tmp_path / "runtimes.json", table.summarize(table.collect(tmp_path, [40])))
+    assert fastest_on_cpu(tmp_path / "runtimes.json") == advice
+
+
+def test_a_fast_decoder_that_is_not_exact_is_recommended_beside_one_that_is(tmp_path: Path) -> None:
+    figures = {"litert_int8_time_ratio": 0.7, "litert_int8_snr_db_min": 33.71, "fastest": "litert_int8"}
+    figures |= {"litert_fp32_time_ratio": 0.9, "litert_fp32_snr_db_min": 100.0}
+    figures |= {
+        "onnxruntime_fp32_time_ratio": 1.0,
+        "onnxruntime_fp32_snr_db_min": 105.0,
+        "coreml_fp16_snr_db_min": 43.0,
+    }
+    write_json(tmp_path / "runtimes.json", figures)
+    advice = fastest_on_cpu(tmp_path / "runtimes.json")
+    assert advice is not None
+    assert advice.startswith("litert int8, 0.70 of ONNX Runtime fp32's time, at 33.7 dB; litert fp32, 0.90 of ")
+    assert advice.endswith("of those above 80 dB")
 
 
 def test_a_missing_report_names_its_pipeline(tmp_path: Path) -> None:
