@@ -187,9 +187,14 @@ def _write_reports(folder: Path, frames: int, slow: float) -> None:
             if runtime != "coreml":
                 report[f"{precision}_time_ratio"] = slow + place
         if runtime == "litert":
-            report["onnx_memory_bytes"] = 5_000_000
+            report |= {"onnx_memory_bytes": 5_000_000, "int8_memory_bytes": 5_000_000}
             integer = {f"w8a16_{name}": value for name, value in figures.items()}
             write_json(folder / "litert/w8a16.json", {**integer, "w8a16_snr_db_min": 31.0, "w8a16_time_ratio": 30.0})
+            parts = {"fp32_energy_snr_db_min": 70.0, "int8_energy_snr_db_min": 55.0, "fp32_duration_mismatches": 0}
+            parts |= {
+                f"{precision}_{part}_bytes": 300_000 for precision in precisions for part in ("duration", "prosody")
+            }
+            write_json(folder / "litert/parts.json", parts)
             write_json(folder / "parity" / f"{frames}.json", {"fp32_snr_db_min": 105.0})
         write_json(folder / runtime / f"{frames}.json", report)
 
@@ -204,22 +209,30 @@ def test_the_table_has_a_row_for_each_runtime_bucket_and_precision(tmp_path: Pat
         ["litert", "fp32"],
         ["litert", "int8"],
         ["litert", "w8a16"],
+        ["litert, all three parts", "fp32"],
+        ["litert, all three parts", "int8"],
         ["executorch", "fp32"],
         ["coreml", "fp32"],
         ["coreml", "fp16"],
     ]
     assert found.loc[found["precision"] == "w8a16", "frames"].to_list() == [40]
-    seed = found.iloc[-1]
+    whole = found[found["runtime"] == "litert, all three parts"].set_index("precision")
+    assert whole["bytes"].to_dict() == {"fp32": 1_600_000, "int8": 1_600_000}
+    # The decoder's 89.6 dB and the part's 70; the decoder's 49.6 and the part's 55.
+    assert whole["snr_db_min"].to_dict() == {"fp32": 70.0, "int8": pytest.approx(49.6)}
+    assert found.iloc[-1]["bytes"] == 364_000_000
+    seed = found.iloc[-2]
     assert (seed["frames"], seed["magspec_corr_min"], bool(pd.isna(seed["snr_db_min"]))) == (512, 0.9994, True)
     summary = table.summarize(found)
     assert summary["coreml_fp16_snr_db_min"] == 49.2
+    assert summary["litert_three_parts_int8_bytes"] == 1_600_000
     # Geometric mean over the buckets: 1.5 and 0.5 are faster than 1 together.
     assert summary["executorch_fp32_time_ratio"] == pytest.approx(0.866, abs=1e-3)
     assert summary["fastest"] in ("executorch_fp32", "litert_fp32")
     lines = shown.markdown(found).splitlines()
     assert len(lines) == 2 + len(found)
     assert len({line.count("|") for line in lines}) == 1
-    assert "| coreml | 80 | fp16 | 1.0 | 49.2 |" in lines[-2]
+    assert "| coreml | 80 | fp16 | 1.0 | 49.2 |" in lines[-3]
 
 
 @pytest.mark.parametrize(
