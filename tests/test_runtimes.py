@@ -190,11 +190,11 @@ def _write_reports(folder: Path, frames: int, slow: float) -> None:
             report |= {"onnx_memory_bytes": 5_000_000, "int8_memory_bytes": 5_000_000}
             integer = {f"w8a16_{name}": value for name, value in figures.items()}
             write_json(folder / "litert/w8a16.json", {**integer, "w8a16_snr_db_min": 31.0, "w8a16_time_ratio": 30.0})
-            parts = {"fp32_energy_snr_db_min": 70.0, "int8_energy_snr_db_min": 55.0, "fp32_duration_mismatches": 0}
-            parts |= {
+            others = {"fp32_energy_snr_db_min": 70.0, "int8_energy_snr_db_min": 55.0, "fp32_duration_mismatches": 0}
+            others |= {
                 f"{precision}_{part}_bytes": 300_000 for precision in precisions for part in ("duration", "prosody")
             }
-            write_json(folder / "litert/parts.json", parts)
+            write_json(folder / "litert/parts.json", others)
             write_json(folder / "parity" / f"{frames}.json", {"fp32_snr_db_min": 105.0})
         write_json(folder / runtime / f"{frames}.json", report)
 

@@ -129,7 +129,7 @@ def summarize(table: pd.DataFrame) -> dict[str, Any]:
     """
     whole = table["runtime"] == _THREE_PARTS
     report: dict[str, Any] = {
-        f"litert_three_parts_{row.precision}_bytes": int(row.bytes) for row in table[whole].itertuples()
+        f"litert_three_parts_{row['precision']}_bytes": int(row["bytes"]) for _, row in table[whole].iterrows()
     }
     measured = table[~whole].dropna(subset=["snr_db_min"])
     for (runtime, precision), rows in measured.groupby(["runtime", "precision"]):
