@@ -69,6 +69,10 @@ def test_litert_is_exact_and_its_int8_form_is_close(
     snr, without_head = (metrics.snr_db(expected, run(litert.BACKEND, file, inputs)) for file in (small, worse))
     assert snr >= 25
     assert snr > without_head  # the head was found by its name, and kept
+    half = tmp_path / "half.tflite"
+    litert.quantize_weights(path, half, half_modules=("kokoro_npu.decoder.StaticDecoder",))
+    assert metrics.snr_db(expected, run(litert.BACKEND, half, inputs)) > snr + 10
+    assert small.stat().st_size < half.stat().st_size < 0.7 * path.stat().st_size
     before, after = litert.inspect(path), litert.inspect(small)
     assert after["bytes"] < before["bytes"]
     assert 0 < before["ops_accelerated"] <= before["ops"]
