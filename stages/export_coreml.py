@@ -24,7 +24,9 @@ def main(cfg: DictConfig) -> None:
         coreml.convert(case.module, case.example, list(case.bucket.output_shapes), path, precision)
     table, report = coreml.interpret(paths, case.recorded, case.bucket)
     save("coreml", coreml.TOOLS, case, table, report)
-    check_gates(table, plain(cfg.runtimes.gates.coreml), f"export-coreml@{cfg.frames}")
+    where = f"export-coreml@{cfg.frames}"
+    coreml.check_range(report, where)
+    check_gates(table, plain(cfg.runtimes.gates.coreml), where)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ def main(cfg: DictConfig) -> None:
     fp32, int8 = (litert_parts.paths(ARTIFACTS / "litert/parts", precision) for precision in ("fp32", "int8"))
     litert_parts.convert(model, sizes.tokens, bucket, fp32)
     report = {"tokens": sizes.tokens, "frames": bucket.frames}
-    for part, path in fp32.items():
-        litert.quantize_weights(path, int8[part])
+    litert_parts.quantize(fp32, int8)
     for precision, files in (("fp32", fp32), ("int8", int8)):
         found = litert_parts.judge(model, recorded, sizes.tokens, bucket, files, cfg.runtimes.threads)
         sizes_of_files = {f"{part}_bytes": path.stat().st_size for part, path in files.items()}

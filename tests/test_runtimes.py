@@ -18,6 +18,7 @@ from kokoro_npu.files import write_json
 from kokoro_npu.geometry import PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
 from kokoro_npu.runtime import frame_ratio
 from kokoro_npu.runtimes import compare, coreml, executorch, extras, litert, shown, table
+from kokoro_npu.runtimes.advice import fastest_on_cpu
 from kokoro_npu.runtimes.measure import Engine, kinds, take_turns
 from kokoro_npu.runtimes.static_parts import StaticDuration, StaticProsody, UnrolledLSTM
 from tests.runtime_backends import BALLAST_BYTES, DOUBLING, FAILING
@@ -158,6 +159,23 @@ def test_the_static_prosody_model_is_upstreams_at_any_padding(narrow: KModel) ->
         assert not after[:, 0, 2 * frames :].any()
 
 
+@pytest.mark.parametrize(
+    ("figures", "fault"),
+    [
+        ({"fp16_overflows": 0, "fp16_largest_sum": 65_504.0}, None),
+        ({"fp16_overflows": 0, "fp16_largest_sum": 79_970.0}, "sum behind a mean reaches 79970"),
+        ({"fp16_overflows": 0, "fp16_largest_sum": float("nan")}, "sum behind a mean"),
+        ({"fp16_overflows": 3, "fp16_largest_sum": 1.0}, "3 outputs overflow"),
+    ],
+)
+def test_half_precision_must_hold_every_output_and_sum(figures: dict[str, float], fault: str | None) -> None:
+    if fault is None:
+        coreml.check_range(figures, "here")
+    else:
+        with pytest.raises(KokoroNpuError, match=f"here: .*{fault}"):
+            coreml.check_range(figures, "here")
+
+
 def _write_reports(folder: Path, frames: int, slow: float) -> None:
     figures = {"waveform_corr_min": 1.0, "magspec_corr_min": 1.0, "logmel_mae_max": 0.01}
     parts = {"litert": ("fp32", "int8"), "executorch": ("fp32",), "coreml": ("fp32", "fp16")}
@@ -166,12 +184,19 @@ def _write_reports(folder: Path, frames: int, slow: float) -> None:
         for place, precision in enumerate(precisions):
             report |= {f"{precision}_{name}": value for name, value in figures.items()}
             report |= {f"{precision}_snr_db_min": 90.0 - 40 * place - frames / 100, f"{precision}_bytes": 10**6}
-            if runtime != "coreml":
+            if runtime == "coreml":
+                report |= {f"{precision}_ops": 9, f"{precision}_ops_within_ane_width": 7}
+            else:
                 report[f"{precision}_time_ratio"] = slow + place
         if runtime == "litert":
-            report["onnx_memory_bytes"] = 5_000_000
+            report |= {"onnx_memory_bytes": 5_000_000, "int8_memory_bytes": 5_000_000}
             integer = {f"w8a16_{name}": value for name, value in figures.items()}
             write_json(folder / "litert/w8a16.json", {**integer, "w8a16_snr_db_min": 31.0, "w8a16_time_ratio": 30.0})
+            others = {"fp32_energy_snr_db_min": 70.0, "int8_energy_snr_db_min": 55.0, "fp32_duration_mismatches": 0}
+            others |= {
+                f"{precision}_{part}_bytes": 300_000 for precision in precisions for part in ("duration", "prosody")
+            }
+            write_json(folder / "litert/parts.json", others)
             write_json(folder / "parity" / f"{frames}.json", {"fp32_snr_db_min": 105.0})
         write_json(folder / runtime / f"{frames}.json", report)
 
@@ -186,22 +211,62 @@ def test_the_table_has_a_row_for_each_runtime_bucket_and_precision(tmp_path: Pat
         ["litert", "fp32"],
         ["litert", "int8"],
         ["litert", "w8a16"],
+        ["litert, all three parts", "fp32"],
+        ["litert, all three parts", "int8"],
         ["executorch", "fp32"],
         ["coreml", "fp32"],
         ["coreml", "fp16"],
     ]
     assert found.loc[found["precision"] == "w8a16", "frames"].to_list() == [40]
-    seed = found.iloc[-1]
+    whole = found[found["runtime"] == "litert, all three parts"].set_index("precision")
+    assert whole["bytes"].to_dict() == {"fp32": 1_600_000, "int8": 1_600_000}
+    # The decoder's 89.6 dB and the part's 70; the decoder's 49.6 and the part's 55.
+    assert whole["snr_db_min"].to_dict() == {"fp32": 70.0, "int8": pytest.approx(49.6)}
+    assert found.iloc[-1]["bytes"] == 364_000_000
+    seed = found.iloc[-2]
     assert (seed["frames"], seed["magspec_corr_min"], bool(pd.isna(seed["snr_db_min"]))) == (512, 0.9994, True)
     summary = table.summarize(found)
     assert summary["coreml_fp16_snr_db_min"] == 49.2
-    # Geometric mean over the buckets: 1.5 and 0.5 are faster than 1 together.
-    assert summary["executorch_fp32_time_ratio"] == pytest.approx(0.866, abs=1e-3)
+    assert summary["litert_three_parts_int8_bytes"] == 1_600_000
+    _write_reports(tmp_path, 120, 0.6)
+    # One bucket timed wrong does not decide: the median of 1.5, 0.5 and 0.6.
+    summary = table.summarize(table.collect(tmp_path, [40, 80, 120]))
+    assert summary["executorch_fp32_time_ratio"] == pytest.approx(0.6)
     assert summary["fastest"] in ("executorch_fp32", "litert_fp32")
     lines = shown.markdown(found).splitlines()
     assert len(lines) == 2 + len(found)
     assert len({line.count("|") for line in lines}) == 1
-    assert "| coreml | 80 | fp16 | 1.0 | 49.2 |" in lines[-2]
+    assert "| coreml | 80 | fp16 | 1.0 | 49.2 |" in lines[-3]
+    assert "| 7 of 9 |" in lines[-3]
+
+
+@pytest.mark.parametrize(
+    ("slow", "advice"),
+    [
+        (0.5, "executorch fp32, 0.50 of ONNX Runtime fp32's time, at 89.6 dB"),
+        (3.0, "onnxruntime fp32, 1.00 of ONNX Runtime fp32's time, at 105.0 dB"),
+    ],
+)
+def test_the_fastest_runtime_is_recommended(tmp_path: Path, slow: float, advice: str) -> None:
+    assert fastest_on_cpu(tmp_path / "runtimes.json") is None
+    _write_reports(tmp_path, 40, slow)
+    write_json(tmp_path / "runtimes.json", table.summarize(table.collect(tmp_path, [40])))
+    assert fastest_on_cpu(tmp_path / "runtimes.json") == advice
+
+
+def test_a_fast_decoder_that_is_not_exact_is_recommended_beside_one_that_is(tmp_path: Path) -> None:
+    figures = {"litert_int8_time_ratio": 0.7, "litert_int8_snr_db_min": 33.71, "fastest": "litert_int8"}
+    figures |= {"litert_fp32_time_ratio": 0.9, "litert_fp32_snr_db_min": 100.0}
+    figures |= {
+        "onnxruntime_fp32_time_ratio": 1.0,
+        "onnxruntime_fp32_snr_db_min": 105.0,
+        "coreml_fp16_snr_db_min": 43.0,
+    }
+    write_json(tmp_path / "runtimes.json", figures)
+    advice = fastest_on_cpu(tmp_path / "runtimes.json")
+    assert advice is not None
+    assert advice.startswith("litert int8, 0.70 of ONNX Runtime fp32's time, at 33.7 dB; litert fp32, 0.90 of ")
+    assert advice.endswith("of those above 80 dB")
 
 
 def test_a_missing_report_names_its_pipeline(tmp_path: Path) -> None:

@@ -69,6 +69,10 @@ def test_litert_is_exact_and_its_int8_form_is_close(
     snr, without_head = (metrics.snr_db(expected, run(litert.BACKEND, file, inputs)) for file in (small, worse))
     assert snr >= 25
     assert snr > without_head  # the head was found by its name, and kept
+    half = tmp_path / "half.tflite"
+    litert.quantize_weights(path, half, half_modules=("kokoro_npu.decoder.StaticDecoder",))
+    assert metrics.snr_db(expected, run(litert.BACKEND, half, inputs)) > snr + 10
+    assert small.stat().st_size < half.stat().st_size < 0.7 * path.stat().st_size
     before, after = litert.inspect(path), litert.inspect(small)
     assert after["bytes"] < before["bytes"]
     assert 0 < before["ops_accelerated"] <= before["ops"]
@@ -122,6 +126,39 @@ def test_half_precision_that_overflows_is_seen(tmp_path: Path) -> None:
     program = coreml.Program(path)
     assert np.isinf(program({"x": np.ones((1, 16), np.float32)})).all()
     assert program.extremes()["overflows"] > 0
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1801 * 8), (4, 2500), (1, 40), (2, 8)])
+def test_no_sum_behind_a_long_mean_is_long(rows: int, width: int, tmp_path: Path) -> None:
+    pytest.importorskip("coremltools", reason="needs the extra coreml")
+
+    class OverTime(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(dim=(2, 3) if rows > 1 else 3, keepdim=True)
+
+    path = tmp_path / "mean.mlpackage"
+    x = np.random.default_rng(0).normal(8, 2, (1, 3, rows, width)).astype(np.float32)
+    coreml.convert(OverTime(), {"x": torch.zeros(x.shape)}, ["audio"], path, "fp16")
+    program = coreml.Program(path)
+    np.testing.assert_allclose(program({"x": x}), x - x.mean(axis=(2, 3), keepdims=True), atol=0.02)
+    found = program.extremes()["largest_sum"]
+    pieces = {14_408: 8, 10_000: 100, 40: 1, 16: 1}[rows * width]
+    whole = np.abs(x).sum(axis=(2, 3)).max()
+    assert 0.99 * whole / pieces <= found < 1.2 * whole / pieces + 1
+    assert program.inspect()["longest_dim"] <= max(width, rows)
+
+
+def test_a_mean_of_everything_converts(tmp_path: Path) -> None:
+    pytest.importorskip("coremltools", reason="needs the extra coreml")
+
+    class Whole(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + x.mean()
+
+    path = tmp_path / "mean.mlpackage"
+    coreml.convert(Whole(), {"x": torch.zeros(2, 300)}, ["audio"], path, "fp32")
+    x = np.arange(600, dtype=np.float32).reshape(2, 300)
+    np.testing.assert_allclose(coreml.Program(path)({"x": x}), x + x.mean())
 
 
 @pytest.mark.parametrize("runtime", ["litert", "executorch", "coreml"])

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from kokoro_npu.cli import cli
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.files import write_json
 from kokoro_npu.speech.models import models_of_build
 from kokoro_npu.speech.synthesizer import Synthesizer
 from tests.narrow_build import VOICE
@@ -50,6 +51,18 @@ def test_phonemes_to_a_wav_file(artifacts: Path, tmp_path: Path) -> None:
     assert np.array_equal(audio, truth(artifacts, ["abc def."], "jm_kumo", 1.5))
     assert "in 1 utterance, voice jm_kumo, buckets " in result.stderr
     assert [path.name for path in out.parent.iterdir()] == ["out.wav"]
+
+
+def test_the_fastest_runtime_is_recommended_if_it_was_measured(artifacts: Path, tmp_path: Path) -> None:
+    build = tmp_path / "artifacts"
+    build.symlink_to(artifacts)
+    arguments = ("ab.", "--phonemes", "-o", str(tmp_path / "out.wav"))
+    assert "fastest decoder" not in say(build, *arguments).stderr
+    figures = {"fastest": "litert_fp32", "litert_fp32_time_ratio": 0.9, "litert_fp32_snr_db_min": 100.3}
+    write_json(tmp_path / "reports/runtimes.json", figures)
+    result = say(build, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "litert fp32, 0.90 of ONNX Runtime fp32's time, at 100.3 dB" in result.stderr.splitlines()[-1]
 
 
 def test_the_voice_defaults_to_the_first_and_the_seed_matters(artifacts: Path, tmp_path: Path) -> None:

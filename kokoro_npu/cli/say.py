@@ -9,6 +9,7 @@ import click
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import SAMPLE_RATE
+from kokoro_npu.runtimes.advice import fastest_on_cpu
 from kokoro_npu.speech.models import FP32, PRECISIONS, QUANTIZED, Models, models_of_build
 from kokoro_npu.speech.npu import is_emulated
 from kokoro_npu.speech.phonemizer import LANGUAGES, Phonemizer, paragraphs
@@ -90,6 +91,8 @@ def command(
         f"buckets {', '.join(map(str, buckets))}; first sound after {first:.1f} s, all after {seconds:.1f} s",
         err=True,
     )
+    if bundle is None and (advice := fastest_on_cpu(Path(artifacts).parent / "reports/runtimes.json")):
+        click.echo(f"fastest decoder on a CPU, as measured (docs/runtimes.md): {advice}", err=True)
 
 
 def _models(artifacts: str, bundle: str | None, precision: str | None, npu: bool) -> Models:

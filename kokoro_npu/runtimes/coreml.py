@@ -4,10 +4,12 @@ Quirks, all kept here: CoreML predicts only on macOS, so its programs are run by
 saved package; a package's manifest and metadata hold random identifiers and the date, which are made constant; an op
 is named in the middle of coremltools' message; inputs and outputs keep float32, and the program casts them itself;
 traced lengths are arrays of one element, on which coremltools calls ``int``, and NumPy 2.4 refuses that; an instance
-norm takes only constants as scale and shift, so those of a style become a product and a sum behind it.
+norm takes only constants as scale and shift, so those of a style become a product and a sum behind it; hardware may
+keep the sum behind a mean in half precision, so a mean over many columns becomes one of means.
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -39,6 +41,9 @@ PRECISIONS = ("fp32", "fp16")
 
 NEURAL_ENGINE_WIDTH = 16_384
 """The longest dimension that Apple's Neural Engine is reported to take (public reports; Apple documents none)."""
+
+_COLUMNS_OF_ONE_MEAN = 256
+"""A mean over more columns is taken in two steps: 14,408 columns, those of 120 frames, came to a sum of 79,970."""
 
 _DATE = "com.github.apple.coremltools.conversion_date"
 
@@ -91,8 +96,9 @@ def convert(
 
 
 def _adapt_converter() -> None:
-    """Replace two of coremltools' conversions of torch ops: of lengths, and of norms with a computed scale."""
+    """Replace some of coremltools' conversions of torch ops: lengths, norms with a computed scale, long means."""
     from coremltools.converters.mil import Builder, register_torch_op
+    from coremltools.converters.mil.frontend.torch import ops
 
     def _int(context: Any, node: Any) -> None:
         value = context[node.inputs[0]].val
@@ -110,8 +116,36 @@ def _adapt_converter() -> None:
             x = Builder.add(x=x, y=Builder.reshape(x=shift, shape=by_channel))
         context.add(x, node.name)
 
+    def mean(context: Any, node: Any) -> None:
+        pieces = 1
+        if len(node.inputs) > 2:  # without axes torch gives two arguments, the second of which is a type
+            x, axes, keep = (context[name] for name in node.inputs[:3])
+            pieces = _pieces(x.shape, axes.val, bool(keep.val))
+        if pieces == 1:
+            ops.mean(context, node)
+            return
+        x = Builder.reshape(x=x, shape=[*x.shape[:2], pieces, -1])
+        x = Builder.reduce_mean(x=x, axes=[3], keep_dims=True)
+        context.add(Builder.reduce_mean(x=x, axes=[2], keep_dims=True, name=node.name), node.name)
+
     register_torch_op(_int, torch_alias=["int"], override=True)
     register_torch_op(instance_norm, override=True)
+    register_torch_op(mean, override=True)
+
+
+def _pieces(shape: Sequence[int], axes: Any, keep: bool) -> int:
+    """How many equal pieces a mean over time, [1, C, R, W] to [1, C, 1, 1], is taken in; 1 for all other means.
+
+    As nearly as the columns' divisors allow, there are as many pieces as columns in a piece. The tensor keeps its four
+    dimensions, and in memory the pieces lie one after the other.
+    """
+    time = sorted(int(axis) % len(shape) for axis in np.atleast_1d(axes))
+    if not keep or len(shape) != 4 or time not in ([3], [2, 3]) or (time == [3] and shape[2] > 1):
+        return 1
+    columns = shape[2] * shape[3]
+    if columns <= _COLUMNS_OF_ONE_MEAN:
+        return 1
+    return max(n for n in range(1, math.isqrt(columns) + 1) if columns % n == 0)
 
 
 def _constant_manifest(path: Path) -> None:
@@ -206,3 +240,22 @@ def interpret(
         report |= prefixed(precision, program.inspect() | program.extremes())
     table = pd.concat(tables, ignore_index=True)
     return table, report | worst_figures(table)
+
+
+def check_range(report: Mapping[str, Any], where: str) -> None:
+    """Require that half precision holds every output of the fp16 program, and every sum behind a mean.
+
+    Args:
+        report: of :func:`interpret`.
+        where: names the bucket in the error.
+
+    Raises:
+        KokoroNpuError: an output overflowed, or a sum would on hardware that keeps it in half precision.
+    """
+    if report["fp16_overflows"]:
+        raise KokoroNpuError(f"{where}: {report['fp16_overflows']} outputs overflow half precision")
+    if not report["fp16_largest_sum"] <= FP16_MAX:
+        raise KokoroNpuError(
+            f"{where}: a sum behind a mean reaches {report['fp16_largest_sum']:g}, and half precision {FP16_MAX:g}: "
+            "take the mean in more pieces (runtimes/coreml.py)"
+        )

@@ -71,23 +71,34 @@ def _refuse_resized_convolutions(module: nn.Module) -> None:
                 )
 
 
-def quantize_weights(source: Path, path: Path, float_modules: Sequence[str] = ()) -> None:
+def quantize_weights(
+    source: Path, path: Path, float_modules: Sequence[str] = (), half_modules: Sequence[str] = ()
+) -> None:
     """Write ``source`` with its weights as 8-bit integers, one scale a channel; the arithmetic stays in float32.
 
     Args:
         source: a float32 ``.tflite``.
         path: the file to write.
         float_modules: modules that keep their weights, such as :data:`FLOAT_HEAD`.
+        half_modules: modules whose weights become half precision instead.
 
     Raises:
         KokoroNpuError: the extra is missing.
     """
     require(EXTRA)
-    from ai_edge_quantizer.qtyping import TFLOperationName
+    from ai_edge_quantizer import qtyping
+    from ai_edge_quantizer.algorithm_manager import AlgorithmName
     from ai_edge_quantizer.recipe_manager import RecipeManager
 
+    every_op = qtyping.TFLOperationName.ALL_SUPPORTED
     recipe = RecipeManager()
-    recipe.add_weight_only_config(regex=".*", operation_name=TFLOperationName.ALL_SUPPORTED, num_bits=8)
+    recipe.add_weight_only_config(regex=".*", operation_name=every_op, num_bits=8)
+    half = qtyping.OpQuantizationConfig(
+        weight_tensor_config=qtyping.TensorQuantizationConfig(num_bits=16, dtype=qtyping.TensorDataType.FLOAT),
+        compute_precision=qtyping.ComputePrecision.FLOAT,
+    )
+    for module in half_modules:
+        recipe.add_quantization_config(_within(module), every_op, half, AlgorithmName.FLOAT_CASTING)
     _quantize(source, path, recipe, float_modules)
 
 
@@ -134,7 +145,7 @@ def _quantize(source: Path, path: Path, recipe: Any, float_modules: Sequence[str
 
     for module in float_modules:
         recipe.add_quantization_config(
-            regex=f".*{re.escape(module)}.*",
+            regex=_within(module),
             operation_name=TFLOperationName.ALL_SUPPORTED,
             algorithm_key=AlgorithmName.NO_QUANTIZE,
         )
@@ -142,6 +153,11 @@ def _quantize(source: Path, path: Path, recipe: Any, float_modules: Sequence[str
     quantizing.load_quantization_recipe(recipe.get_quantization_recipe())
     with atomic(path) as tmp:
         quantizing.quantize(ranges, enable_progress_report=False).export_model(str(tmp), overwrite=True)
+
+
+def _within(module: str) -> str:
+    """A pattern of the ops of a module, which are named after where they are."""
+    return f".*{re.escape(module)}.*"
 
 
 def _open(path: Path, threads: int) -> Run:

@@ -28,7 +28,8 @@ class Extremes:
 
     Attributes:
         output: of any op's output, before rounding, and the op's type.
-        total: of any sum behind a mean, which hardware may keep in half precision while it adds.
+        total: of any sum behind a mean, which hardware may keep in half precision while it adds; of the magnitudes,
+            so that no order of adding goes beyond it.
         overflows: outputs that half precision made infinite.
     """
 
@@ -101,8 +102,8 @@ class Interpreter:
         return rounded
 
     def _watch_sum(self, arguments: Mapping[str, Any]) -> None:
-        total = arguments["x"].sum(dim=[int(axis) for axis in arguments["axes"]])
-        self.extremes.total = max(self.extremes.total, float(total.abs().max()))
+        total = arguments["x"].abs().sum(dim=_axes(arguments.get("axes")))
+        self.extremes.total = max(self.extremes.total, float(total.max()))
 
 
 def variables(op: Any) -> list[Any]:
@@ -126,6 +127,11 @@ def _value(given: Any, values: Mapping[str, Tensor]) -> Any:
 
 def _ints(values: Any) -> list[int]:
     return [int(value) for value in np.atleast_1d(np.asarray(values))]
+
+
+def _axes(axes: Any) -> list[int] | None:
+    """Axes of a reduction; without any it goes over all, in MIL as in torch."""
+    return None if axes is None else _ints(axes)
 
 
 def _custom_padding(x: Tensor, pad_type: str, pad: Any, value: float = 0.0) -> Tensor:
@@ -258,7 +264,7 @@ _OPS: dict[str, Callable[..., Any]] = {
         x, mean, variance, gamma, beta, eps=float(epsilon)
     ),
     "max_pool": _max_pool,
-    "reduce_mean": lambda x, axes, keep_dims=False: x.mean(dim=_ints(axes), keepdim=bool(keep_dims)),
+    "reduce_mean": lambda x, axes=None, keep_dims=False: x.mean(dim=_axes(axes), keepdim=bool(keep_dims)),
     "reshape": lambda x, shape: x.reshape(_ints(shape)),
     "transpose": lambda x, perm: x.permute(_ints(perm)),
     "expand_dims": _expand_dims,
