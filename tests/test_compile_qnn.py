@@ -85,12 +85,12 @@ def test_a_binary_depends_on_the_model_and_not_on_its_place(models: dict[str, Pa
     assert found[0] == found[1]
 
 
-def _decoders(directory: Path, frames: Sequence[int], rows: int | None = None) -> dict[int, Path]:
+def _decoders(directory: Path, frames: Sequence[int]) -> dict[int, Path]:
     """Narrow decoders that share one file of weights, as those of the build do."""
     kmodel = narrow_kmodel(1, kernels=(3,))
     # Random features are not always as calm as speech: exponents of a thousand times its loudness leave half precision.
     kmodel.decoder.generator.conv_post.weight.data *= 0.3
-    models = {size: export_decoder(kmodel, Bucket(size), rows=rows) for size in frames}
+    models = {size: export_decoder(kmodel, Bucket(size)) for size in frames}
     pack = Pack.write(models[frames[0]], directory / "kokoro_decoder.weights")
     paths = {size: directory / f"kokoro_decoder_{size}.onnx" for size in frames}
     for size, model in models.items():
