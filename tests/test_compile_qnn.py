@@ -120,7 +120,7 @@ def test_two_buckets_share_one_binary(tmp_path: Path) -> None:
         assert read_json(out / str(frames) / "bucket.json") == {
             "binary": "kokoro_decoder_qnn.bin",
             "context": f"kokoro_decoder_{frames}_ctx.onnx",
-            "graphs": [report["graph"]],
+            "graph": report["graph"],
         }
 
 

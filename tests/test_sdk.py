@@ -91,7 +91,7 @@ def test_the_manifest_says_everything(shared: Path) -> None:
     assert small["context_binary"] == {
         "model": "htp/kokoro_decoder_16_ctx.onnx",
         "binary": "htp/kokoro_decoder_16_ctx_qnn.bin",
-        "graphs": [],
+        "graph": None,
     }
     assert (large["context_binary"], large["not_compiled"]) == (None, "too wide")
     for bucket in manifest["buckets"]:
@@ -165,7 +165,7 @@ def _set(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set("format_version", to=2), "has format version 2, this loader reads 1"),
+        (_set("format_version", to=1), "has format version 1, this loader reads 2"),
         (_set("audio", "samples_per_frame", to=256), r"at audio.samples_per_frame: 600 was expected"),
         (_set("surplus", to=1), "at the top level: .*'surplus' was unexpected"),
         (_set("buckets", 0, "frames", to="16"), "at buckets.0.frames: '16' is not of type 'integer'"),
@@ -236,11 +236,11 @@ def test_a_binary_alone_as_ai_hub_gives_it(build: Build, tmp_path: Path) -> None
     (artifacts / "compiled/16/kokoro_decoder_16_ctx.onnx").unlink()
     write_bundle(Build(artifacts, build.reports, [16], "w8a16", TARGET), ["fp32"], LICENCES, tmp_path / "sdk")
     (bucket,) = open_bundle(tmp_path / "sdk").manifest["buckets"]
-    assert bucket["context_binary"] == {"model": None, "binary": "htp/kokoro_decoder_16_ctx_qnn.bin", "graphs": []}
+    assert bucket["context_binary"] == {"model": None, "binary": "htp/kokoro_decoder_16_ctx_qnn.bin", "graph": None}
 
 
 def test_one_binary_for_all_buckets(build: Build, tmp_path: Path) -> None:
-    """It is taken before the buckets' own ones; directories of the buckets name it and their graphs in it."""
+    """It is taken before the buckets' own ones; directories of the buckets name it and their graph in it."""
     root = tmp_path / "build"
     shutil.copytree(build.artifacts.parent, root)
     shared = root / "artifacts/shared"
@@ -249,21 +249,21 @@ def test_one_binary_for_all_buckets(build: Build, tmp_path: Path) -> None:
     for frames in BUCKETS:
         context = f"kokoro_decoder_{frames}_ctx.onnx"
         (shared / context).write_bytes(b"the shared binary's name")
-        names = {"binary": "kokoro_decoder_qnn.bin", "context": context, "graphs": [f"g{frames}a", f"g{frames}b"]}
+        names = {"binary": "kokoro_decoder_qnn.bin", "context": context, "graph": f"g{frames}"}
         write_json(shared / str(frames) / "bucket.json", names)
     both = Build(root / "artifacts", root / "reports", build.buckets, "w8a16", TARGET)
     write_bundle(both, ["fp32"], LICENCES, tmp_path / "sdk")
     small, large = (bucket["context_binary"] for bucket in open_bundle(tmp_path / "sdk").manifest["buckets"])
     assert small["binary"] == large["binary"] == "htp/kokoro_decoder_qnn.bin"
-    assert (small["model"], small["graphs"]) == ("htp/kokoro_decoder_16_ctx.onnx", ["g16a", "g16b"])
-    assert (large["model"], large["graphs"]) == ("htp/kokoro_decoder_40_ctx.onnx", ["g40a", "g40b"])
+    assert (small["model"], small["graph"]) == ("htp/kokoro_decoder_16_ctx.onnx", "g16")
+    assert (large["model"], large["graph"]) == ("htp/kokoro_decoder_40_ctx.onnx", "g40")
     held = sorted(path.name for path in (tmp_path / "sdk/htp").iterdir())
     assert held == ["kokoro_decoder_16_ctx.onnx", "kokoro_decoder_40_ctx.onnx", "kokoro_decoder_qnn.bin"]
     # A bucket that did not get into it keeps its own.
     shutil.rmtree(shared / str(COMPILED))
     write_bundle(both, ["fp32"], LICENCES, tmp_path / "sdk")
     small, large = (bucket["context_binary"] for bucket in open_bundle(tmp_path / "sdk").manifest["buckets"])
-    assert (small["binary"], small["graphs"]) == (f"htp/kokoro_decoder_{COMPILED}_ctx_qnn.bin", [])
+    assert (small["binary"], small["graph"]) == (f"htp/kokoro_decoder_{COMPILED}_ctx_qnn.bin", None)
     assert large["binary"] == "htp/kokoro_decoder_qnn.bin"
 
 

@@ -125,7 +125,7 @@ def _say_why(report: dict[str, Any], out_dir: Path) -> None:
 def _describe(report: dict[str, Any], onnx_path: Path, out_dir: Path) -> None:
     """What a bucket is called in the shared binary: the same after every compile of the same models."""
     if report["compiled"]:
-        names = {"binary": SHARED_BINARY, "context": f"{onnx_path.stem}_ctx.onnx", "graphs": report["graph"].split()}
+        names = {"binary": SHARED_BINARY, "context": f"{onnx_path.stem}_ctx.onnx", "graph": report["graph"]}
         write_json(out_dir / "bucket.json", names)
     else:
         _say_why(report, out_dir)

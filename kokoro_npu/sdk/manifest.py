@@ -27,7 +27,7 @@ from kokoro_npu.geometry import (
 from kokoro_npu.weights.canonical import VOICE_ROWS
 
 MANIFEST, DIGEST, SCHEMA = "manifest.json", "manifest.sha256", "manifest.schema.json"
-FORMAT, FORMAT_VERSION = "kokoro-npu-sdk", 1
+FORMAT, FORMAT_VERSION = "kokoro-npu-sdk", 2
 
 HOST = {
     "boundary_token": BOUNDARY_TOKEN,
@@ -53,7 +53,7 @@ class Entry:
         decoders: precision (``fp32``, ``quantized``) to the path of the ONNX decoder in the bundle.
         context_model: path of the ONNX wrapper of the context binary; empty if there is none.
         context_binary: path of the binary; empty if the bucket is not compiled.
-        graphs: the bucket's graphs in a binary that several buckets share, in their order.
+        graph: the bucket's graph in a binary that several buckets share; empty if it holds this bucket alone.
         not_compiled: why not.
     """
 
@@ -61,7 +61,7 @@ class Entry:
     decoders: Mapping[str, str]
     context_model: str = ""
     context_binary: str = ""
-    graphs: tuple[str, ...] = ()
+    graph: str = ""
     not_compiled: str = ""
 
 
@@ -110,7 +110,7 @@ def compose(
 
 def _bucket(root: Path, entry: Entry) -> dict[str, Any]:
     bucket = Bucket(entry.frames)
-    compiled = {"model": entry.context_model or None, "binary": entry.context_binary, "graphs": list(entry.graphs)}
+    compiled = {"model": entry.context_model or None, "binary": entry.context_binary, "graph": entry.graph or None}
     return {
         "frames": bucket.frames,
         "seconds": bucket.seconds,

@@ -145,7 +145,7 @@ def _entry(build: Build, frames: int, decoders: dict[str, str], root: Path) -> E
     place = shared / str(frames) / "bucket.json"  # what the bucket is called in the binary
     if place.is_file():
         names = read_json(place)
-        directory, models, binaries, graphs = shared, [names["context"]], [names["binary"]], names["graphs"]
+        directory, models, binaries, graph = shared, [names["context"]], [names["binary"]], names["graph"]
     elif not report["compiled"]:
         return Entry(frames, decoders, not_compiled=str(report["reason"]))
     else:
@@ -153,7 +153,7 @@ def _entry(build: Build, frames: int, decoders: dict[str, str], root: Path) -> E
         models = [path.name for path in sorted(directory.glob("*_ctx.onnx"))]  # AI Hub gives a binary alone
         found = directory.glob("*.bin")
         binaries = _context_binaries(directory / models[0]) if models else [path.name for path in found]
-        graphs = []
+        graph = ""
     if len(models) > 1 or len(binaries) != 1:
         raise KokoroNpuError(
             f"{directory} holds {len(models)} context models and {len(binaries)} binaries where its report says "
@@ -161,7 +161,7 @@ def _entry(build: Build, frames: int, decoders: dict[str, str], root: Path) -> E
         )
     for name in (*models, *binaries):
         _copy(directory / name, root / "htp" / name)
-    return Entry(frames, decoders, f"htp/{models[0]}" if models else "", f"htp/{binaries[0]}", tuple(graphs))
+    return Entry(frames, decoders, f"htp/{models[0]}" if models else "", f"htp/{binaries[0]}", graph)
 
 
 def _context_binaries(model: Path) -> list[str]:
