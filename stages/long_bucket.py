@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
+from _bucket import compile_bucket
 from _config import plain, stage
 from omegaconf import DictConfig
 
-from kokoro_npu.compile import CompileSettings, Target, compile_decoder
+from kokoro_npu.compile import CompileSettings
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.files import write_json
-from kokoro_npu.report import metrics_row
-from kokoro_npu.weights import source_label
 
 
 @stage
@@ -20,17 +18,8 @@ def main(cfg: DictConfig) -> None:
     if cfg.frames not in cfg.buckets:
         built = ", ".join(map(str, cfg.buckets))
         raise KokoroNpuError(f"long.frames: no bucket of {cfg.frames} frames is built, only {built}: set bucket.frames")
-    report = compile_decoder(
-        Path("artifacts/quantized") / f"kokoro_decoder_{cfg.frames}.onnx",
-        cfg.frames,
-        cfg.quantize.precision,
-        Target(**plain(cfg.target)),
-        CompileSettings(**(plain(cfg.compile) | {"long_buckets": True})),
-        Path("artifacts/long") / str(cfg.frames),
-    )
-    weights = {"weights_source": source_label("artifacts/weights")}
-    write_json(f"reports/long/{cfg.frames}.json", metrics_row(report) | weights)
-    print(f"{cfg.frames} frames: " + ("compiled" if report["compiled"] else f"not compiled: {report['reason']}"))
+    settings = CompileSettings(**(plain(cfg.compile) | {"long_buckets": True}))
+    compile_bucket(cfg, settings, Path("artifacts/long"), Path("reports/long"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+"""What the stages qai-compile and long-bucket share: one bucket's decoder to an HTP context binary and its report."""
+
+from pathlib import Path
+
+from _config import plain
+from omegaconf import DictConfig
+
+from kokoro_npu.compile import CompileSettings, Target, compile_decoder
+from kokoro_npu.files import write_json
+from kokoro_npu.report import metrics_row
+from kokoro_npu.weights import source_label
+
+
+def compile_bucket(cfg: DictConfig, settings: CompileSettings, artifacts: Path, reports: Path) -> None:
+    """Compile the bucket ``cfg.frames`` into ``artifacts``/<frames>; its metrics go into ``reports``/<frames>.json."""
+    report = compile_decoder(
+        Path("artifacts/quantized") / f"kokoro_decoder_{cfg.frames}.onnx",
+        cfg.frames,
+        cfg.quantize.precision,
+        Target(**plain(cfg.target)),
+        settings,
+        artifacts / str(cfg.frames),
+    )
+    weights = {"weights_source": source_label("artifacts/weights")}
+    write_json(reports / f"{cfg.frames}.json", metrics_row(report) | weights)
+    print(f"{cfg.frames} frames: " + ("compiled" if report["compiled"] else f"not compiled: {report['reason']}"))
