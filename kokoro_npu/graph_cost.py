@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kokoro_npu.compile import CompileSettings, Target, compile_decoder
+from kokoro_npu.compile import Spec, compile_decoder
 from kokoro_npu.compile.binary import read_binary
 from kokoro_npu.cost import count
 from kokoro_npu.errors import KokoroNpuError
@@ -26,17 +26,13 @@ MOVEMENT = frozenset(
 """QNN ops that only move data or change their type; the decoder pools single columns, which moves them."""
 
 
-def graph_cost(
-    path: Path | str, frames: int, precision: str, target: Target, settings: CompileSettings
-) -> dict[str, Any]:
+def graph_cost(path: Path | str, frames: int, spec: Spec) -> dict[str, Any]:
     """Compile a decoder once and tell what its graph costs.
 
     Args:
         path: a decoder with static shapes.
         frames: its bucket, T.
-        precision: ``w8a16``, ``w8a8`` or ``fp16``.
-        target: the chip.
-        settings: of the local backend.
+        spec: precision, chip, and settings of the local backend.
 
     Returns:
         ``qnn_ops`` (how many), ``movement_ops`` (of those, `MOVEMENT`), ``ops`` (kind to count, the most first),
@@ -58,8 +54,8 @@ def graph_cost(
             "profiling_level": "detailed",
             "profiling_file_path": str(profile),
         }
-        asked = replace(settings, options={**settings.options, **options})
-        report = compile_decoder(path, frames, precision, target, asked, out)
+        settings = replace(spec.settings, options={**spec.settings.options, **options})
+        report = compile_decoder(path, frames, replace(spec, settings=settings), out)
         if not report["compiled"]:
             raise KokoroNpuError(f"{path.name} is not compiled: {report['reason']}")
         ops = _ops(dumps)
@@ -68,8 +64,8 @@ def graph_cost(
     cost = count(path)
     return {
         "frames": frames,
-        "precision": precision,
-        "target": target.name,
+        "precision": spec.precision,
+        "target": spec.target.name,
         "optimization_level": settings.optimization_level,
         "qnn_ops": sum(ops.values()),
         "movement_ops": sum(number for kind, number in ops.items() if kind in MOVEMENT),

@@ -4,21 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kokoro_npu.compile import CompileSettings, Target, compile_decoders
+from kokoro_npu.compile import Spec, compile_decoders
 
 _COMPILER = ("backend", "qairt", "onnxruntime_qnn")
 
 
-def compile_shared(
-    models: Mapping[int, Path], precision: str, target: Target, settings: CompileSettings, out_dir: Path | str
-) -> dict[str, Any]:
+def compile_shared(models: Mapping[int, Path], spec: Spec, out_dir: Path | str) -> dict[str, Any]:
     """Compile all buckets into ``out_dir`` as :func:`kokoro_npu.compile.compile_decoders` does, and report it as one.
 
     Args:
         models: frames to the bucket's decoder.
-        precision: ``w8a16``, ``w8a8`` or ``fp16``.
-        target: the chip.
-        settings: backend, level and options. Only ``local`` puts several buckets into one binary.
+        spec: precision, chip, and how to compile. Only the backend ``local`` puts several buckets into one binary.
         out_dir: emptied first.
 
     Returns:
@@ -30,16 +26,17 @@ def compile_shared(
     Raises:
         KokoroNpuError: as :func:`kokoro_npu.compile.compile_decoder`; the message names the bucket.
     """
-    reports = compile_decoders(models, precision, target, settings, out_dir)
+    reports = compile_decoders(models, spec, out_dir)
     compiled = [report for report in reports.values() if report["compiled"]]
     compiler = next(iter([*compiled, *reports.values()]))
+    target = spec.target
     return {
-        "precision": precision,
+        "precision": spec.precision,
         "target": target.name,
         "chip": target.chip,
         "soc_model": target.soc_model,
         "htp_arch": target.htp_arch,
-        "optimization_level": settings.optimization_level,
+        "optimization_level": spec.settings.optimization_level,
         **{key: compiler.get(key, "") for key in _COMPILER},
         "buckets": len(models),
         "compiled_buckets": len(compiled),

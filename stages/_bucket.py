@@ -5,7 +5,7 @@ from pathlib import Path
 from _config import plain
 from omegaconf import DictConfig
 
-from kokoro_npu.compile import CompileSettings, Target, compile_decoder
+from kokoro_npu.compile import CompileSettings, Spec, Target, compile_decoder
 from kokoro_npu.files import write_json
 from kokoro_npu.report import metrics_row
 from kokoro_npu.weights import source_label
@@ -16,9 +16,7 @@ def compile_bucket(cfg: DictConfig, settings: CompileSettings, artifacts: Path, 
     report = compile_decoder(
         Path("artifacts/quantized") / f"kokoro_decoder_{cfg.frames}.onnx",
         cfg.frames,
-        cfg.quantize.precision,
-        Target(**plain(cfg.target)),
-        settings,
+        Spec(cfg.quantize.precision, Target(**plain(cfg.target)), settings),
         artifacts / str(cfg.frames),
     )
     weights = {"weights_source": source_label("artifacts/weights")}

@@ -6,7 +6,7 @@ from _config import stage
 from omegaconf import DictConfig
 
 from kokoro_npu.chips import read_chips
-from kokoro_npu.compile import CompileSettings, Target
+from kokoro_npu.compile import CompileSettings, Spec, Target
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import write_json
 from kokoro_npu.shared_binary import compile_shared
@@ -21,9 +21,7 @@ def main(cfg: DictConfig) -> None:
     (chip,) = read_chips("conf/target", [cfg.chip])
     report = compile_shared(
         {frames: Path("artifacts/quantized") / f"kokoro_decoder_{frames}.onnx" for frames in cfg.buckets},
-        cfg.quantize.precision,
-        Target(**chip),
-        CompileSettings(**cfg.compile),
+        Spec(cfg.quantize.precision, Target(**chip), CompileSettings(**cfg.compile)),
         f"artifacts/chips/{cfg.chip}",
     )
     write_json(f"reports/chips/{cfg.chip}.json", report | {"weights_source": source_label("artifacts/weights")})

@@ -17,7 +17,7 @@ from onnx import helper
 from kokoro_npu.aihub.credentials import INI_VARIABLE
 from kokoro_npu.aihub.profile import profile_on_devices
 from kokoro_npu.aihub.settings import Settings
-from kokoro_npu.compile import CompileSettings, Target, binary, compile_decoder
+from kokoro_npu.compile import CompileSettings, Spec, Target, binary, compile_decoder
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket, source_steps
@@ -148,7 +148,7 @@ class Place:
 
     def compile(self, target: Target = SM8650, level: int = 2, **settings: Any) -> dict[str, Any]:
         chosen = CompileSettings("aihub", level, aihub=self.settings | settings)
-        return compile_decoder(self.model, FRAMES, "w8a16", target, chosen, self.compiled)
+        return compile_decoder(self.model, FRAMES, Spec("w8a16", target, chosen), self.compiled)
 
     def profile(self, **settings: Any) -> dict[str, Any]:
         decoders = {"": self.model, "quant_": self.model}

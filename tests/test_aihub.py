@@ -27,7 +27,7 @@ from kokoro_npu.aihub.package import merge
 from kokoro_npu.aihub.redaction import Redactor, redacted_logging
 from kokoro_npu.aihub.service import connect
 from kokoro_npu.aihub.settings import Settings, compile_options, inference_options
-from kokoro_npu.compile import CompileSettings, binary, compile_decoder, local, toolchain
+from kokoro_npu.compile import CompileSettings, Spec, binary, compile_decoder, local, toolchain
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import sha256
 from tests import aihub_case as case
@@ -108,7 +108,7 @@ def _padded(chosen: list[Any]) -> list[dict[str, np.ndarray]]:
 def test_the_reports_have_the_keys_of_the_local_ones(place: Place, tmp_path: Path) -> None:
     remote, measured = place.compile(), place.profile()
     settings = CompileSettings(memory_reserve_gib=1e6)  # refused for want of memory: the report is whole all the same
-    here = compile_decoder(place.model, FRAMES, "w8a16", SM8650, settings, tmp_path / "local")
+    here = compile_decoder(place.model, FRAMES, Spec("w8a16", SM8650, settings), tmp_path / "local")
     assert not here["compiled"]
     assert set(remote) == set(here) | {"device"}
     assert remote["backend"] != here["backend"] == local.BACKEND
@@ -204,7 +204,7 @@ def test_options_of_the_local_compiler_are_refused(
     hub: FakeHub, place: Place, changes: dict[str, Any], message: str
 ) -> None:
     settings = replace(CompileSettings("aihub", aihub=place.settings), **changes)
-    line = failure(lambda: compile_decoder(place.model, FRAMES, "w8a16", SM8650, settings, place.compiled))
+    line = failure(lambda: compile_decoder(place.model, FRAMES, Spec("w8a16", SM8650, settings), place.compiled))
     assert message in line
     assert hub.requests == []
 
@@ -795,7 +795,7 @@ def test_a_real_binary_through_the_service(
     for name, chip in ((S24, SM8650), (S23, replace(SM8650, soc_model=43, htp_arch=73))):
         model = merge(place.model, tmp_path / "server" / "model.onnx")
         out = tmp_path / "server" / "out"
-        report = compile_decoder(model, FRAMES, "fp16", chip, CompileSettings(memory_reserve_gib=0.1), out)
+        report = compile_decoder(model, FRAMES, Spec("fp16", chip, CompileSettings(memory_reserve_gib=0.1)), out)
         assert report["compiled"], report["reason"]
         made[name] = next(out.glob("*.bin")).read_bytes()
     hub.compiler = lambda _model, _options, device: made[device]

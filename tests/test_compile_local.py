@@ -13,14 +13,16 @@ import psutil
 import pytest
 from onnx import helper
 
-from kokoro_npu.compile import BACKENDS, CompileSettings, Target, compile_decoder, compile_decoders, memory, toolchain
+from kokoro_npu.compile import BACKENDS, compile_decoder, compile_decoders, memory, toolchain
 from kokoro_npu.compile.binary import BinaryInfo, GraphInfo, check_binary, read_binary
+from kokoro_npu.compile.options import CompileSettings, Spec, Target
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.shared_binary import compile_shared
 from tests.small_graphs import INPUTS, WIDTH, decoder_like, save_model
 
 SM8650 = Target("sm8650", "Snapdragon 8 Gen 3", 57, 75, 8)
 SETTINGS = CompileSettings()
+SPEC = Spec("w8a16", SM8650, SETTINGS)
 GIB = 2**30
 
 
@@ -77,7 +79,7 @@ def test_a_bucket_that_does_not_fit_is_not_attempted(
     out = tmp_path / "compiled" / "1800"
     out.mkdir(parents=True)
     (out / "stale_ctx.onnx").touch()
-    report = compile_decoder(model, 1800, "w8a16", SM8650, settings, out)
+    report = compile_decoder(model, 1800, replace(SPEC, settings=settings), out)
     assert report["compiled"] is False
     assert report["estimated_bytes"] > 15 * 10**9
     assert "1800 frames in w8a16 at level 2 need about" in report["reason"]
@@ -127,7 +129,7 @@ def test_a_tensor_beyond_the_width_wall_is_not_attempted(tmp_path: Path, monkeyp
 
 def test_without_the_wheel_the_build_goes_on(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "library_dir", lambda: None)
-    report = compile_decoder(model, 120, "w8a16", SM8650, SETTINGS, tmp_path / "out")
+    report = compile_decoder(model, 120, SPEC, tmp_path / "out")
     assert (report["compiled"], report["binary_bytes"]) == (False, 0)
     assert "onnxruntime-qnn is not installed" in report["reason"]
     assert (tmp_path / "out" / "why.txt").is_file()
@@ -142,7 +144,7 @@ def test_one_binary_for_all_needs_the_local_compiler(
         (replace(SETTINGS, backend="aihub"), "120/why.txt"),
     ):
         out = tmp_path / "out"
-        report = compile_shared({120: model}, "w8a16", SM8650, settings, out)
+        report = compile_shared({120: model}, replace(SPEC, settings=settings), out)
         assert (report["buckets"], report["compiled_buckets"], report["frames"]) == (1, 0, [])
         assert (report["binary_bytes"], report["graphs"]) == (0, 0)
         assert [path for path in out.rglob("*") if path.is_file()] == [out / why]
@@ -164,7 +166,7 @@ def test_a_crash_of_the_compiler_is_one_line(tmp_path: Path, model: Path, monkey
     _replace_worker(monkeypatch, tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
     settings = CompileSettings(graph_splitting=True, options={"vtcm_mb": 4})
     with pytest.raises(KokoroNpuError) as caught:
-        compile_decoder(model, 120, "w8a16", SM8650, settings, tmp_path / "out")
+        compile_decoder(model, 120, replace(SPEC, settings=settings), tmp_path / "out")
     assert str(caught.value) == (
         "compile of 120 frames, w8a16, level 2 for sm8650, with graph splitting, options {'vtcm_mb': 4}: "
         "the compiler died of SIGSEGV"
@@ -182,7 +184,7 @@ def test_an_error_of_the_compiler_keeps_its_cause(tmp_path: Path, model: Path, m
     )
     _replace_worker(monkeypatch, tmp_path, code)
     with pytest.raises(KokoroNpuError, match=r"Failed to finalize \(QNN\.graphFinalize\(\) error 1002\)"):
-        compile_decoder(model, 120, "w8a16", SM8650, SETTINGS, tmp_path / "out")
+        compile_decoder(model, 120, SPEC, tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir() if "out" in p.name] == ["out"]
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -201,7 +203,7 @@ def test_nodes_on_the_cpu_are_an_error(tmp_path: Path, model: Path, monkeypatch:
     )
     _replace_worker(monkeypatch, tmp_path, code)
     with pytest.raises(KokoroNpuError, match="1 EPContext nodes and Mod; the whole decoder must be one"):
-        compile_decoder(model, 120, "w8a16", SM8650, SETTINGS, tmp_path / "out")
+        compile_decoder(model, 120, SPEC, tmp_path / "out")
 
 
 def test_the_crash_of_one_of_several_names_it(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +217,7 @@ def test_the_crash_of_one_of_several_names_it(tmp_path: Path, model: Path, monke
     with pytest.raises(
         KokoroNpuError, match=r"^compile of 130 frames, w8a16, level 2 for sm8650: the compiler died of SI"
     ):
-        compile_decoders({120: model, 130: model, 140: model}, "w8a16", SM8650, SETTINGS, tmp_path / "out")
+        compile_decoders({120: model, 130: model, 140: model}, SPEC, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -233,14 +235,14 @@ def test_the_bucket_that_eats_the_machine_is_left_out(
     monkeypatch.setattr(toolchain, "library_dir", lambda: tmp_path)
     monkeypatch.setattr(toolchain, "run_worker", worker)
     with pytest.raises(KokoroNpuError, match=r"compile of 120 frames, .* died of SIGKILL"):
-        compile_decoders({130: model, 120: model}, "w8a16", SM8650, SETTINGS, tmp_path / "out")
+        compile_decoders({130: model, 120: model}, SPEC, tmp_path / "out")
     assert tried == [[120, 130], [120]]
 
 
 def test_a_compile_that_eats_the_machine_is_ended(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _replace_worker(monkeypatch, tmp_path, "time.sleep(600)")
     monkeypatch.setattr(toolchain, "available_bytes", lambda: GIB // 4)
-    report = compile_decoder(model, 120, "w8a16", SM8650, SETTINGS, tmp_path / "out")
+    report = compile_decoder(model, 120, SPEC, tmp_path / "out")
     assert report["compiled"] is False
     assert "out of memory: " in report["reason"]
     assert report["peak_rss_bytes"] > 0
@@ -278,19 +280,19 @@ def test_leftovers_of_a_killed_compile_go(tmp_path: Path, model: Path, monkeypat
     (stale / "decoder_ctx.onnx").touch()
     _replace_worker(monkeypatch, tmp_path, "sys.exit(3)")
     with pytest.raises(KokoroNpuError, match="the compiler ended with status 3"):
-        compile_decoder(model, 120, "w8a16", SM8650, SETTINGS, tmp_path / "out")
+        compile_decoder(model, 120, SPEC, tmp_path / "out")
     assert not stale.exists()
 
 
 def test_unknown_backend(tmp_path: Path, model: Path) -> None:
     with pytest.raises(KokoroNpuError, match="unknown backend 'locall'; did you mean 'local'"):
-        compile_decoder(model, 120, "w8a16", SM8650, replace(SETTINGS, backend="locall"), tmp_path / "o")
+        compile_decoder(model, 120, replace(SPEC, settings=CompileSettings("locall")), tmp_path / "o")
     assert "local" in BACKENDS
 
 
 def test_missing_model(tmp_path: Path) -> None:
     with pytest.raises(KokoroNpuError, match=r"gone\.onnx: no such model"):
-        compile_decoder(tmp_path / "gone.onnx", 120, "w8a16", SM8650, SETTINGS, tmp_path / "o")
+        compile_decoder(tmp_path / "gone.onnx", 120, SPEC, tmp_path / "o")
 
 
 def _info(**changes: object) -> BinaryInfo:

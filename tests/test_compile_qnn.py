@@ -17,7 +17,7 @@ from kokoro_npu import metrics
 from kokoro_npu.audit import audit_decoder, audit_graph, audit_placement
 from kokoro_npu.chips import read_chips
 from kokoro_npu.cli import cli
-from kokoro_npu.compile import CompileSettings, Target, compile_decoder, compile_decoders, toolchain
+from kokoro_npu.compile import CompileSettings, Spec, Target, compile_decoder, compile_decoders, toolchain
 from kokoro_npu.compile.binary import check_binary, model_io, read_binary
 from kokoro_npu.compile.options import provider_options
 from kokoro_npu.errors import KokoroNpuError
@@ -58,7 +58,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_binary_for_the_target(models: dict[str, Path], tmp_path: Path, precision: str, level: int) -> None:
     settings = replace(SETTINGS, optimization_level=level)
-    report = compile_decoder(models[precision], 1, precision, SM8650, settings, tmp_path / "out")
+    report = compile_decoder(models[precision], 1, Spec(precision, SM8650, settings), tmp_path / "out")
     assert report["compiled"], report["reason"]
     context, blob = sorted((tmp_path / "out").iterdir())
     assert [context.name, blob.name] == [f"{precision}_ctx.onnx", f"{precision}_ctx_qnn.bin"]
@@ -80,7 +80,7 @@ def test_a_binary_depends_on_the_model_and_not_on_its_place(models: dict[str, Pa
         model = tmp_path / place / "m.onnx"
         model.parent.mkdir(parents=True)
         model.write_bytes(models["w8a16"].read_bytes())
-        compile_decoder(model, 1, "w8a16", SM8650, SETTINGS, tmp_path / place / "out")
+        compile_decoder(model, 1, Spec("w8a16", SM8650, SETTINGS), tmp_path / place / "out")
         found.append([sha256(p) for p in sorted((tmp_path / place / "out").iterdir())])
     assert found[0] == found[1]
 
@@ -101,12 +101,12 @@ def _decoders(directory: Path, frames: Sequence[int]) -> dict[int, Path]:
 def test_two_buckets_share_one_binary(tmp_path: Path) -> None:
     paths = _decoders(tmp_path, (8, 12))
     out = tmp_path / "compiled"
-    reports = compile_decoders(paths, "fp16", SM8650, SETTINGS, out)
+    reports = compile_decoders(paths, Spec("fp16", SM8650, SETTINGS), out)
     names = ["12", "8", "kokoro_decoder_12_ctx.onnx", "kokoro_decoder_8_ctx.onnx", "kokoro_decoder_qnn.bin"]
     assert sorted(path.name for path in out.iterdir()) == names
     shared = (out / "kokoro_decoder_qnn.bin").stat().st_size
     alone = [
-        compile_decoder(path, frames, "fp16", SM8650, SETTINGS, tmp_path / "alone")["binary_bytes"]
+        compile_decoder(path, frames, Spec("fp16", SM8650, SETTINGS), tmp_path / "alone")["binary_bytes"]
         for frames, path in paths.items()
     ]
     assert shared < 0.95 * sum(alone)
@@ -130,7 +130,7 @@ def test_a_report_of_one_binary_for_all(models: dict[str, Path], tmp_path: Path)
     for frames in (1, 2, 10**6):
         paths[frames] = tmp_path / f"model_{frames}.onnx"
         paths[frames].write_bytes(models["w8a16"].read_bytes())
-    report = compile_shared(paths, "w8a16", SM8650, SETTINGS, out)
+    report = compile_shared(paths, Spec("w8a16", SM8650, SETTINGS), out)
     assert (report["buckets"], report["compiled_buckets"], report["frames"], report["graphs"]) == (3, 2, [1, 2], 2)
     assert report["binary_bytes"] == (out / "kokoro_decoder_qnn.bin").stat().st_size
     assert (report["backend"], report["target"], report["chip"]) == ("qnn-htp-offline", "sm8650", SM8650.chip)
@@ -195,7 +195,7 @@ def test_each_graph_of_a_shared_context_computes_its_bucket(tmp_path: Path) -> N
 
 
 def test_a_binary_for_another_chip_is_caught(models: dict[str, Path], tmp_path: Path) -> None:
-    compile_decoder(models["w8a16"], 1, "w8a16", SM8550, SETTINGS, tmp_path / "out")
+    compile_decoder(models["w8a16"], 1, Spec("w8a16", SM8550, SETTINGS), tmp_path / "out")
     (blob,) = (tmp_path / "out").glob("*.bin")
     with pytest.raises(KokoroNpuError, match="is for soc_model 43, htp_arch 73; sm8650 is soc_model 57"):
         check_binary(read_binary(blob), SM8650, 2, models["w8a16"], blob.name)
@@ -205,7 +205,7 @@ def test_a_binary_for_another_chip_is_caught(models: dict[str, Path], tmp_path: 
 @pytest.mark.parametrize("precision", ["w8a16", "fp16"])
 def test_every_chip_of_the_table_compiles(models: dict[str, Path], tmp_path: Path, chip: str, precision: str) -> None:
     (values,) = read_chips(CHIPS, [chip])
-    report = compile_decoder(models[precision], 1, precision, Target(**values), SETTINGS, tmp_path / "out")
+    report = compile_decoder(models[precision], 1, Spec(precision, Target(**values), SETTINGS), tmp_path / "out")
     assert report["compiled"], report["reason"]
     info = read_binary(next((tmp_path / "out").glob("*.bin")))
     assert (info.soc_model, info.htp_arch) == (values["soc_model"], values["htp_arch"])
@@ -214,13 +214,13 @@ def test_every_chip_of_the_table_compiles(models: dict[str, Path], tmp_path: Pat
 
 def test_the_graphs_vtcm_is_the_one_asked_for(models: dict[str, Path], tmp_path: Path) -> None:
     settings = replace(SETTINGS, options={"vtcm_mb": 4})
-    compile_decoder(models["w8a16"], 1, "w8a16", SM8650, settings, tmp_path / "out")
+    compile_decoder(models["w8a16"], 1, Spec("w8a16", SM8650, settings), tmp_path / "out")
     (blob,) = (tmp_path / "out").glob("*.bin")
     assert read_binary(blob).graphs[0].vtcm_mb == 4
 
 
 def test_damaged_binaries_are_one_line(models: dict[str, Path], tmp_path: Path) -> None:
-    compile_decoder(models["fp16"], 1, "fp16", SM8650, SETTINGS, tmp_path / "out")
+    compile_decoder(models["fp16"], 1, Spec("fp16", SM8650, SETTINGS), tmp_path / "out")
     (blob,) = (tmp_path / "out").glob("*.bin")
     data = blob.read_bytes()
     for name, content in {
@@ -264,7 +264,7 @@ def test_audited_placement_is_that_of_the_compile(tmp_path: Path) -> None:
     assert "ElementWiseAsin" in refused.reason
     assert placement.on_npu == len(placement.nodes) - 1
     with pytest.raises(KokoroNpuError, match="name: phase, type: Asin"):
-        compile_decoder(model, 1, "fp16", SM8650, SETTINGS, tmp_path / "out")
+        compile_decoder(model, 1, Spec("fp16", SM8650, SETTINGS), tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -17,7 +17,7 @@ from kokoro_npu import metrics, reference
 from kokoro_npu.audit.numerics import FP16, QUANTIZED, Form, audit_numerics, check_gates
 from kokoro_npu.blocks import TwoPhaseUpsample
 from kokoro_npu.cli import cli
-from kokoro_npu.compile import CompileSettings, Target, compile_decoder, toolchain
+from kokoro_npu.compile import CompileSettings, Spec, Target, compile_decoder, toolchain
 from kokoro_npu.emulation import parity
 from kokoro_npu.emulation.cuts import compare
 from kokoro_npu.emulation.graph import Graph, values
@@ -217,7 +217,7 @@ def test_a_crash_of_one_job_leaves_the_others(tmp_path: Path) -> None:
 def test_a_binary_computes_what_its_model_computes(tmp_path: Path) -> None:
     """The whole decoder's parity runs the binary itself."""
     path = decoder_like(tmp_path / "m.onnx")
-    compile_decoder(path, 1, "fp16", TARGET, LEVEL2, tmp_path / "out")
+    compile_decoder(path, 1, Spec("fp16", TARGET, LEVEL2), tmp_path / "out")
     feeds = {name: _random(*shape) for name, shape in INPUTS.items()}
     jobs = [Job(model, feeds) for model in (tmp_path / "out" / "m_ctx.onnx", path)]
     binary, model = emulate(jobs, TARGET, LEVEL2)

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from kokoro_npu.cli import cli
-from kokoro_npu.compile import CompileSettings, Target, compile_decoder, toolchain
+from kokoro_npu.compile import CompileSettings, Spec, Target, compile_decoder, toolchain
 from kokoro_npu.errors import KokoroNpuError
 from tests.small_graphs import decoder_like
 
@@ -20,7 +20,7 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("inspect")
     model, target = decoder_like(directory / "m.onnx"), Target("sm8650", "", 57, 75, 8)
-    compile_decoder(model, 1, "fp16", target, CompileSettings(memory_reserve_gib=0.1), directory / "out")
+    compile_decoder(model, 1, Spec("fp16", target, CompileSettings(memory_reserve_gib=0.1)), directory / "out")
     (path,) = (directory / "out").glob("*.bin")
     return path
 

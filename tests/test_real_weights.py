@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kokoro_npu import metrics, parity, reference, weights
 from kokoro_npu.audit import audit_graph, audit_placement
-from kokoro_npu.compile import CompileSettings, Target, compile_decoder, toolchain
+from kokoro_npu.compile import CompileSettings, Spec, Target, compile_decoder, toolchain
 from kokoro_npu.corpus import CALIBRATION, EVALUATION, load_corpus
 from kokoro_npu.decoder import StaticDecoder
 from kokoro_npu.export import export_decoder, export_duration, export_prosody
@@ -222,7 +222,7 @@ def test_the_npu_takes_every_node_and_the_compiler_finishes(
     placement = audit_placement(model, target, settings)
     assert placement.refused == ()
     assert placement.on_npu == len(placement.nodes) > 600
-    report = compile_decoder(model, SMALL, precision, target, settings, tmp_path / "out")
+    report = compile_decoder(model, SMALL, Spec(precision, target, settings), tmp_path / "out")
     assert report["compiled"], report["reason"]
     assert (report["soc_model"], report["htp_arch"]) == (57, 75)
     assert report["binary_bytes"] > 40e6

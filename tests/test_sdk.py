@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from kokoro_npu import metrics
 from kokoro_npu.cli import cli
-from kokoro_npu.compile import CompileSettings, Target, compile_decoder, toolchain
+from kokoro_npu.compile import CompileSettings, Spec, Target, compile_decoder, toolchain
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import read_json, write_json, write_onnx
 from kokoro_npu.geometry import Bucket
@@ -275,7 +275,7 @@ def test_the_bundles_binary_speaks_in_the_emulator(build: Build, tmp_path: Path)
     artifacts = Path(shutil.copytree(build.artifacts, tmp_path / "a"))
     decoder = artifacts / "whole/kokoro_decoder_16.onnx"
     write_onnx(decoder, onnx.load(artifacts / "decoder/kokoro_decoder_16.onnx"))
-    report = compile_decoder(decoder, 16, "fp16", TARGET, CompileSettings(), artifacts / "compiled/16")
+    report = compile_decoder(decoder, 16, Spec("fp16", TARGET, CompileSettings()), artifacts / "compiled/16")
     assert report["compiled"], report["reason"]
     write_bundle(Build(artifacts, build.reports, [16], "w8a16", TARGET), ["fp32"], LICENCES, tmp_path / "sdk")
     bundle = open_bundle(tmp_path / "sdk")

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 from rich.console import Console
 from rich.table import Table
 
-from kokoro_npu.compile.options import CompileSettings, Target
+from kokoro_npu.compile.options import CompileSettings, Spec, Target
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.graph_cost import MOVEMENT, graph_cost
 
@@ -56,8 +56,9 @@ def command(
 ) -> None:
     """Compile MODEL (.onnx) and tell what it costs: QNN ops by kind, MACs, memory, the compiler's stages."""
     frames = _frames(model)
+    target = Target("the chip", "", soc_model, htp_arch, vtcm_mb)
     settings = CompileSettings(optimization_level=level, graph_splitting=split)
-    cost = graph_cost(model, frames, precision, Target("the chip", "", soc_model, htp_arch, vtcm_mb), settings)
+    cost = graph_cost(model, frames, Spec(precision, target, settings))
     if as_json:
         click.echo(json.dumps(cost, indent=2))
     else:

@@ -12,25 +12,17 @@ from typing import Any, Protocol
 
 from kokoro_npu.compile.aihub import AiHubBackend
 from kokoro_npu.compile.local import SHARED_BINARY, LocalBackend
-from kokoro_npu.compile.options import CompileSettings, Target
+from kokoro_npu.compile.options import CompileSettings, Spec, Target
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic, write_json
 
-__all__ = ["BACKENDS", "Backend", "CompileSettings", "Target", "compile_decoder", "compile_decoders"]
+__all__ = ["BACKENDS", "Backend", "CompileSettings", "Spec", "Target", "compile_decoder", "compile_decoders"]
 
 
 class Backend(Protocol):
     """A place where a decoder can be compiled."""
 
-    def compile(
-        self,
-        onnx_path: Path,
-        frames: int,
-        precision: str,
-        target: Target,
-        settings: CompileSettings,
-        out_dir: Path,
-    ) -> dict[str, Any]:
+    def compile(self, onnx_path: Path, frames: int, spec: Spec, out_dir: Path) -> dict[str, Any]:
         """Compile into the existing, empty ``out_dir`` and return the report of :func:`compile_decoder`.
 
         A bucket that this place cannot compile is reported as ``compiled: false`` with its ``reason``; a
@@ -38,9 +30,7 @@ class Backend(Protocol):
         """
         ...
 
-    def compile_shared(
-        self, models: Mapping[int, Path], precision: str, target: Target, settings: CompileSettings, out_dir: Path
-    ) -> dict[int, dict[str, Any]]:
+    def compile_shared(self, models: Mapping[int, Path], spec: Spec, out_dir: Path) -> dict[int, dict[str, Any]]:
         """Compile all buckets into one binary; arguments and reports as of :func:`compile_decoders`.
 
         A place that cannot put several buckets into one reports each as not compiled.
@@ -51,22 +41,13 @@ class Backend(Protocol):
 BACKENDS: dict[str, type[Backend]] = {"local": LocalBackend, "aihub": AiHubBackend}
 
 
-def compile_decoder(
-    onnx_path: Path | str,
-    frames: int,
-    precision: str,
-    target: Target,
-    settings: CompileSettings,
-    out_dir: Path | str,
-) -> dict[str, Any]:
-    """Compile one bucket's decoder for the target and say what came of it.
+def compile_decoder(onnx_path: Path | str, frames: int, spec: Spec, out_dir: Path | str) -> dict[str, Any]:
+    """Compile one bucket's decoder for a chip and say what came of it.
 
     Args:
         onnx_path: decoder with static shapes; QDQ for w8a16 and w8a8, float for fp16.
         frames: the bucket, T.
-        precision: ``w8a16``, ``w8a8`` or ``fp16``.
-        target: the chip.
-        settings: backend, level and options.
+        spec: precision, chip, and how to compile.
         out_dir: emptied first. Holds the ``.bin`` afterwards (``local``: beside its ``<model>_ctx.onnx``; ``aihub``:
             beside a table of the devices), or ``why.txt`` when not compiled.
 
@@ -80,24 +61,20 @@ def compile_decoder(
             not the one asked for. ``out_dir`` is then empty.
     """
     onnx_path, out_dir = Path(onnx_path), Path(out_dir)
-    backend = _backend(settings)
+    backend = _backend(spec.settings)
     _prepare([onnx_path], out_dir)
-    report = backend.compile(onnx_path, frames, precision, target, settings, out_dir)
+    report = backend.compile(onnx_path, frames, spec, out_dir)
     if not report["compiled"]:
         _say_why(report, out_dir)
     return report
 
 
-def compile_decoders(
-    models: Mapping[int, Path], precision: str, target: Target, settings: CompileSettings, out_dir: Path | str
-) -> dict[int, dict[str, Any]]:
-    """Compile the decoders of all buckets for the target into one binary, with one copy of their weights.
+def compile_decoders(models: Mapping[int, Path], spec: Spec, out_dir: Path | str) -> dict[int, dict[str, Any]]:
+    """Compile the decoders of all buckets for a chip into one binary, with one copy of their weights.
 
     Args:
         models: frames to the bucket's decoder.
-        precision: see :func:`compile_decoder`.
-        target: the chip.
-        settings: backend, level and options.
+        spec: see :func:`compile_decoder`.
         out_dir: emptied first. Holds the binary afterwards and, beside it, ``<model>_ctx.onnx`` of each bucket, which
             point into it, and in a directory of each bucket's frames ``bucket.json``, which names them, or ``why.txt``.
 
@@ -109,9 +86,9 @@ def compile_decoders(
         KokoroNpuError: as :func:`compile_decoder`; the message names the bucket.
     """
     out_dir = Path(out_dir)
-    backend = _backend(settings)
+    backend = _backend(spec.settings)
     _prepare(models.values(), out_dir)
-    reports = backend.compile_shared(models, precision, target, settings, out_dir)
+    reports = backend.compile_shared(models, spec, out_dir)
     for frames, report in reports.items():
         _describe(report, models[frames], out_dir / str(frames))
     return reports

@@ -17,7 +17,7 @@ from kokoro_npu.aihub.service import Service, connect
 from kokoro_npu.aihub.settings import Settings, compile_options
 from kokoro_npu.compile import binary
 from kokoro_npu.compile.compile_report import not_compiled
-from kokoro_npu.compile.options import CompileSettings, Target
+from kokoro_npu.compile.options import CompileSettings, Spec, Target
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic, sha256
 
@@ -38,20 +38,13 @@ class AiHubBackend:
     report is the first device's; the table tells of all.
     """
 
-    def compile(
-        self,
-        onnx_path: Path,
-        frames: int,
-        precision: str,
-        target: Target,
-        settings: CompileSettings,
-        out_dir: Path,
-    ) -> dict[str, Any]:
+    def compile(self, onnx_path: Path, frames: int, spec: Spec, out_dir: Path) -> dict[str, Any]:
         """See :func:`kokoro_npu.compile.compile_decoder`.
 
         Raises:
             KokoroNpuError: no device could be compiled for; nothing was uploaded when that could be known before.
         """
+        target, settings = spec.target, spec.settings
         options = _options(settings, target)
         wanted = devices.names(target.device)
         with connect(Settings.parse(settings.aihub)) as service:
@@ -64,7 +57,7 @@ class AiHubBackend:
         if not any(row["compiled"] for row in rows):
             (out_dir / TABLE).unlink()
             raise KokoroNpuError("; ".join(dict.fromkeys(str(row["reason"]) for row in rows)))
-        return not_compiled(BACKEND, frames, precision, target, settings) | {
+        return not_compiled(BACKEND, frames, spec) | {
             "device": first["device"],
             "compiled": first["compiled"],
             "reason": first["reason"],
@@ -78,14 +71,12 @@ class AiHubBackend:
     def compile_shared(
         self,
         models: Mapping[int, Path],
-        precision: str,
-        target: Target,
-        settings: CompileSettings,
+        spec: Spec,
         out_dir: Path,  # noqa: ARG002  # stays empty
     ) -> dict[int, dict[str, Any]]:
         """Nothing is uploaded: the service makes a binary of one model."""
         reason = "AI Hub compiles each bucket alone"
-        return {frames: not_compiled(BACKEND, frames, precision, target, settings, reason) for frames in models}
+        return {frames: not_compiled(BACKEND, frames, spec, reason) for frames in models}
 
 
 def _options(settings: CompileSettings, target: Target) -> str:

@@ -3,34 +3,31 @@
 from typing import Any
 
 from kokoro_npu.compile import memory, toolchain
-from kokoro_npu.compile.options import CompileSettings, Target
+from kokoro_npu.compile.options import Spec
 
 
-def not_compiled(
-    backend: str, frames: int, precision: str, target: Target, settings: CompileSettings, reason: str = ""
-) -> dict[str, Any]:
+def not_compiled(backend: str, frames: int, spec: Spec, reason: str = "") -> dict[str, Any]:
     """The report of :func:`kokoro_npu.compile.compile_decoder` for a bucket without a binary, which a compile fills in.
 
     Args:
         backend: the name that reports give it.
         frames: the bucket.
-        precision: of the decoder.
-        target: the chip.
-        settings: what was asked for.
+        spec: what was asked for.
         reason: why there is no binary.
     """
+    target, settings = spec.target, spec.settings
     return {
         "backend": backend,
         "compiled": False,
         "reason": reason,
         "frames": frames,
-        "precision": precision,
+        "precision": spec.precision,
         "target": target.name,
         "soc_model": target.soc_model,
         "htp_arch": target.htp_arch,
         "optimization_level": settings.optimization_level,
         "graph_splitting": settings.graph_splitting,
-        "estimated_bytes": memory.estimate_bytes(frames, precision, settings),
+        "estimated_bytes": memory.estimate_bytes(frames, spec.precision, settings),
         "binary_bytes": 0,
         "graph": "",
         "graphs_in_binary": 0,

@@ -16,7 +16,7 @@ import onnx
 
 from kokoro_npu.compile import binary, memory, toolchain
 from kokoro_npu.compile.compile_report import not_compiled
-from kokoro_npu.compile.options import CompileSettings, Target, provider_options, session_entries
+from kokoro_npu.compile.options import Spec, provider_options, session_entries
 from kokoro_npu.errors import KokoroNpuError
 
 BACKEND = "qnn-htp-offline"
@@ -66,39 +66,24 @@ SHARED_BINARY = "kokoro_decoder_qnn.bin"
 class LocalBackend:
     """Compiles with ``onnxruntime-qnn`` on this machine."""
 
-    def compile(
-        self,
-        onnx_path: Path,
-        frames: int,
-        precision: str,
-        target: Target,
-        settings: CompileSettings,
-        out_dir: Path,
-    ) -> dict[str, Any]:
+    def compile(self, onnx_path: Path, frames: int, spec: Spec, out_dir: Path) -> dict[str, Any]:
         """See :func:`kokoro_npu.compile.compile_decoder`."""
-        return self.compile_shared({frames: onnx_path}, precision, target, settings, out_dir, shared=False)[frames]
+        return self.compile_shared({frames: onnx_path}, spec, out_dir, shared=False)[frames]
 
     def compile_shared(
-        self,
-        models: Mapping[int, Path],
-        precision: str,
-        target: Target,
-        settings: CompileSettings,
-        out_dir: Path,
-        *,
-        shared: bool = True,
+        self, models: Mapping[int, Path], spec: Spec, out_dir: Path, *, shared: bool = True
     ) -> dict[int, dict[str, Any]]:
         """See :func:`kokoro_npu.compile.compile_decoders`; ``shared`` gives the binary the name of all buckets'."""
         # Options first: a typo is told even where nothing can be compiled.
-        provider_options(target, settings, "")
+        provider_options(spec.target, spec.settings, "")
         missing = toolchain.missing_reason()
         reports = {}
         for frames, path in models.items():
-            reason = missing or memory.refusal(frames, precision, settings, memory.widest_tensor(path)) or ""
-            reports[frames] = not_compiled(BACKEND, frames, precision, target, settings, reason)
+            refused = missing or memory.refusal(frames, spec.precision, spec.settings, memory.widest_tensor(path))
+            reports[frames] = not_compiled(BACKEND, frames, spec, refused or "")
         todo = {frames: models[frames].resolve() for frames in sorted(models) if not reports[frames]["reason"]}
         while todo:
-            measured = self._run(todo, precision, target, settings, out_dir, shared=shared)
+            measured = self._run(todo, spec, out_dir, shared=shared)
             for frames, values in measured.items():
                 reports[frames] |= values
             # A bucket that would have taken the machine's last memory is left out, and the others start again.
@@ -106,17 +91,9 @@ class LocalBackend:
             todo = {frames: path for frames, path in todo.items() if frames not in left_out} if left_out else {}
         return reports
 
-    def _run(
-        self,
-        models: Mapping[int, Path],
-        precision: str,
-        target: Target,
-        settings: CompileSettings,
-        out_dir: Path,
-        *,
-        shared: bool,
-    ) -> dict[int, dict[str, Any]]:
+    def _run(self, models: Mapping[int, Path], spec: Spec, out_dir: Path, *, shared: bool) -> dict[int, dict[str, Any]]:
         """Compile all into one binary; only the values that change are returned."""
+        precision, target, settings = spec.precision, spec.target, spec.settings
         # Beside the final place, so that the outputs move by rename; fresh, because an existing _ctx.onnx
         # makes the compile fail.
         prefix = f".{out_dir.name}-"
@@ -157,15 +134,14 @@ class LocalBackend:
                 extra = f", options {dict(settings.options)}" if settings.options else ""
                 splitting = ", with graph splitting" if settings.graph_splitting else ""
                 raise KokoroNpuError(f"{what}{splitting}{extra}: {_error_line(run)}")
-            return self._collect(laid_out, place, run, target, settings, out_dir, shared=shared)
+            return self._collect(laid_out, place, run, spec, out_dir, shared=shared)
 
     @staticmethod
     def _collect(
         models: Mapping[int, Path],
         place: Path,
         run: toolchain.WorkerRun,
-        target: Target,
-        settings: CompileSettings,
+        spec: Spec,
         out_dir: Path,
         *,
         shared: bool,
@@ -192,7 +168,7 @@ class LocalBackend:
         for frames, path in models.items():
             own = replace(info, graphs=tuple(graph for graph in info.graphs if graph.name == names[frames]))
             what = f"{blob.name}, {path.stem}"
-            binary.check_binary(own, target, settings.optimization_level, path, what)
+            binary.check_binary(own, spec.target, spec.settings.optimization_level, path, what)
         for file in (blob, *contexts.values()):
             os.replace(file, out_dir / file.name)
         shutil.rmtree(place / "models")

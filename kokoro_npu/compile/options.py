@@ -62,6 +62,21 @@ class CompileSettings:
     aihub: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Spec:
+    """What a binary is to be.
+
+    Attributes:
+        precision: of its decoder: ``w8a16``, ``w8a8`` or ``fp16``.
+        target: the chip.
+        settings: backend, level and options.
+    """
+
+    precision: str
+    target: Target
+    settings: CompileSettings
+
+
 _FLAG = ("0", "1")
 
 # Options that may be added. A tuple holds the allowed values, None means any text.

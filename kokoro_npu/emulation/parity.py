@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from kokoro_npu import cost
 from kokoro_npu.compile import compile_decoder
-from kokoro_npu.compile.options import CompileSettings, Target
+from kokoro_npu.compile.options import CompileSettings, Spec, Target
 from kokoro_npu.emulation.htp import GMAC_PER_SECOND, Job, emulate, fingerprint
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.features import Recorded
@@ -149,7 +149,7 @@ def _key(digest: str, feeds: Mapping[str, Array], target: Target, settings: Comp
 def _binary(decoder: Decoder, bucket: Bucket, target: Target, settings: CompileSettings, cache_dir: Path) -> Path:
     """The decoder's context model, compiled anew: it costs seconds, and the compiler may have changed."""
     out_dir = cache_dir / f"{bucket.frames}_{decoder.variant}"
-    report = compile_decoder(decoder.path, bucket.frames, decoder.precision, target, settings, out_dir)
+    report = compile_decoder(decoder.path, bucket.frames, Spec(decoder.precision, target, settings), out_dir)
     if not report["compiled"]:
         raise KokoroNpuError(f"{decoder.variant} decoder of {bucket.frames} frames: {report['reason']}")
     return out_dir / f"{decoder.path.stem}_ctx.onnx"
