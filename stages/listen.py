@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from _config import stage
+from _listening import SPOKEN, further_precisions
 from omegaconf import DictConfig
 
 from kokoro_npu.corpus import EVALUATION, load_corpus
@@ -12,8 +13,6 @@ from kokoro_npu.variants import FP32, QUANT
 from kokoro_npu.versions import flat_versions, provenance
 from kokoro_npu.weights import source_label
 
-PRECISIONS = Path("artifacts/precisions")
-
 
 @stage
 def main(cfg: DictConfig) -> None:
@@ -21,7 +20,7 @@ def main(cfg: DictConfig) -> None:
     corpus = load_corpus(cfg.features.corpus)
     texts = {utterance.id: utterance.text for utterance in corpus if utterance.part == EVALUATION}
     recogniser = pocketsphinx_recogniser(utterance.text for utterance in corpus)
-    further = {name: PRECISIONS for name in cfg.listening.precisions if name != cfg.quantize.precision}
+    further = dict.fromkeys(further_precisions(cfg), SPOKEN)
     heard = clips(Path("artifacts/parity"), list(cfg.buckets), texts, cfg.seed, further)
     table = listen(heard, recogniser, cfg.listening.phases)
     with atomic("artifacts/listening/words.csv") as tmp:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import yaml
 from _config import stage
+from _listening import SPOKEN, further_precisions
 from omegaconf import DictConfig
 
 from kokoro_npu.corpus import CALIBRATION, EVALUATION
@@ -12,13 +13,11 @@ from kokoro_npu.precisions import speak
 from kokoro_npu.quantize import Recipe
 from kokoro_npu.weights import load_kmodel
 
-OUT = Path("artifacts/precisions")
-
 
 @stage
 def main(cfg: DictConfig) -> None:
     """Write artifacts/precisions/<frames>/<utterance>.<precision>.wav."""
-    names = [name for name in cfg.listening.precisions if name != cfg.quantize.precision]
+    names = further_precisions(cfg)
     presets = {name: yaml.safe_load((Path("conf/quantize") / f"{name}.yaml").read_bytes()) for name in names}
     speak(
         load_kmodel("artifacts/weights"),
@@ -28,7 +27,7 @@ def main(cfg: DictConfig) -> None:
         list(cfg.buckets),
         cfg.export.opset,
         Path("artifacts/decoder"),
-        OUT,
+        SPOKEN,
     )
 
 
