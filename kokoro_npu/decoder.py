@@ -1,12 +1,12 @@
 """The static decoder: Kokoro's decoder for a fixed number of frames, exact at any padding.
 
 Every tensor is [1, channels, rows, width] so that the compiler sees two-dimensional convolutions and inserts no
-reshapes; there is one row, but at the last rate of a long bucket (:mod:`kokoro_npu.rows`). Padding is dealt with in two
-places only (design §4): it is zeroed just before every convolution, as zero padding would have been, and the instance
-norms count real frames alone. The rewrites that Hexagon needs are part of the module: depthwise upsampling in two
-phases, squares as products, the reciprocals of lengths as an input, nearest upsampling as an interleave. So are those
-that only save it operations: all style projections in a few matrix products, their results as the norm op's own scale
-and shift, constant factors inside the weights, inputs brought into its layout once.
+reshapes; there is one row, but at the last rate of all but the shortest buckets (:mod:`kokoro_npu.rows`). Padding is
+dealt with in two places only (design §4): it is zeroed just before every convolution, as zero padding would have been,
+and the instance norms count real frames alone. The rewrites that Hexagon needs are part of the module: depthwise
+upsampling in two phases, squares as products, the reciprocals of lengths as an input, nearest upsampling as an
+interleave. So are those that only save it operations: all style projections in a few matrix products, their results as
+the norm op's own scale and shift, constant factors inside the weights, inputs brought into its layout once.
 
 Source: ``kokoro.istftnet`` 0.9.4 (``Decoder``, ``Generator``); its blocks are in :mod:`kokoro_npu.blocks`.
 """
@@ -133,6 +133,35 @@ class StaticGenerator(nn.Module):
         return self.head(F.leaky_relu(x, _POST_SLOPE) * final.mask, final.mask)
 
 
+class Columns(nn.Module):
+    """An input [1, C, W] as [1, C, R, W / R].
+
+    The pooling of single columns changes nothing, but is an op that has a layout: it is brought into HTP's once, where
+    otherwise each user of the input would get a transpose of its own.
+
+    A module of its own, as :class:`Join`, so that its ops have the same names in every bucket: recipes go by names.
+
+    Args:
+        rows: R.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1, C, W] to [1, C, R, W / R]."""
+        return F.max_pool2d(x.reshape(1, x.shape[1], self.rows, -1), 1)
+
+
+class Join(nn.Module):
+    """What enters a style block, one beneath the other."""
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        """[1, C, 1, W] each, to the sum of their channels."""
+        return torch.cat(parts, dim=1)
+
+
 class StaticDecoder(nn.Module):
     """Features of one bucket to audio.
 
@@ -161,6 +190,9 @@ class StaticDecoder(nn.Module):
         self.styles = nn.ModuleList(styles)
         self.affines = nn.ModuleList(AffineSplit(projections.channels) for projections in styles)
         self.rates = nn.ModuleList(RateMask() for _ in range(2 + len(UPSAMPLE_RATES)))
+        rows_of = dict.fromkeys(bucket.input_shapes, 1) | {"noise": self.rows}
+        self.columns = nn.ModuleDict({name: Columns(count) for name, count in rows_of.items()})
+        self.joins = nn.ModuleList(Join() for _ in style_blocks)
         self.requires_grad_(False)
         self.eval()
 
@@ -175,10 +207,13 @@ class StaticDecoder(nn.Module):
         frame_ratio: Tensor,
     ) -> Tensor:
         """Decode one bucket; shapes as in :attr:`Bucket.input_shapes`, audio [1, 600 T]."""
-        aligned, f0, energy, mask = (_columns(x) for x in (aligned_features, f0_contour, energy, frame_mask))
-        noise = _columns(noise, self.rows)
+        aligned = self.columns["aligned_features"](aligned_features)
+        f0 = self.columns["f0_contour"](f0_contour)
+        energy = self.columns["energy"](energy)
+        mask = self.columns["frame_mask"](frame_mask)
+        noise = self.columns["noise"](noise)
         rates, inverse_roots = self._rates(mask, frame_ratio)
-        style = _columns(ref_style.unsqueeze(2))
+        style = self.columns["ref_style"](ref_style.unsqueeze(2))
         affines, *generator_affines = (
             split(*project(style, root))
             for project, split, root in zip(self.styles, self.affines, inverse_roots, strict=True)
@@ -186,10 +221,11 @@ class StaticDecoder(nn.Module):
         f0 = self.f0_conv(f0)
         energy = self.energy_conv(energy)
         residual = self.asr_res(aligned)
-        x = self.encode(torch.cat([aligned, f0, energy], dim=1), affines, rates[0], rates[0])
-        for block in self.decode:
+        first, *joins = self.joins
+        x = self.encode(first(aligned, f0, energy), affines, rates[0], rates[0])
+        for join, block in zip(joins, self.decode, strict=True):
             out_rate = rates[0] if block.pool is None else rates[1]
-            x = block(torch.cat([x, residual, f0, energy], dim=1), affines, rates[0], out_rate)
+            x = block(join(x, residual, f0, energy), affines, rates[0], out_rate)
         return self.generator(x, generator_affines, noise, rates[1:])
 
     def _rates(self, mask: Tensor, frame_ratio: Tensor) -> tuple[list[Rate], list[Tensor]]:
@@ -197,7 +233,7 @@ class StaticDecoder(nn.Module):
 
         And one over the ratios' roots for the style blocks and for the generator's two rates.
         """
-        ratio, root, inverse, *of_steps = _columns(frame_ratio.unsqueeze(2)).split(1, dim=1)
+        ratio, root, inverse, *of_steps = self.columns["frame_ratio"](frame_ratio.unsqueeze(2)).split(1, dim=1)
         masks = [mask]
         for factor in (DECODE_RATE, *UPSAMPLE_RATES[:-1]):
             masks.append(interleave([masks[-1]] * factor))
@@ -206,12 +242,3 @@ class StaticDecoder(nn.Module):
         roots, ratios = [*[root] * len(masks), step_root], [*[ratio] * len(masks), step_ratio]
         rates = [make(*parts) for make, *parts in zip(self.rates, [*masks, steps], roots, ratios, strict=True)]
         return rates, [inverse, inverse, step_inverse]
-
-
-def _columns(x: Tensor, rows: int = 1) -> Tensor:
-    """An input [1, C, W] as [1, C, R, W / R].
-
-    The pooling of single columns changes nothing, but is an op that has a layout: it is brought into HTP's once, where
-    otherwise each user of the input would get a transpose of its own.
-    """
-    return F.max_pool2d(x.reshape(1, x.shape[1], rows, -1), 1)

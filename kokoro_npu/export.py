@@ -115,6 +115,7 @@ def export_decoder(
         progress.update()
         progress.set_postfix_str("simplify")
         finished = _finish(exported, name)
+        _name_by_scope(finished)
         progress.update()
     return finished
 
@@ -130,6 +131,19 @@ def _finish(exported: onnx.ModelProto, name: str) -> onnx.ModelProto:
         node.doc_string = ""
         del node.metadata_props[:]
     return model
+
+
+def _name_by_scope(model: onnx.ModelProto) -> None:
+    """Put what the simplifier has made of several ops into the module that reads it.
+
+    It numbers such ops without regard to modules, and recipes go by names: a piece of the head would not float with it.
+    """
+    readers = {name: node for node in reversed(model.graph.node) for name in node.input}
+    # Backwards, so that a reader has its final name.
+    for node in reversed(model.graph.node):
+        if not node.name.startswith("/") and node.output[0] in readers:
+            scope = readers[node.output[0]].name.rpartition("/")[0]
+            node.name = f"{scope.removesuffix('/merged')}/merged/{node.name}"
 
 
 def _merge_initializers(model: onnx.ModelProto) -> None:

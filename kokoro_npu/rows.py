@@ -1,4 +1,4 @@
-"""Time folded into rows, for buckets whose last rate is wider than HTP's compiler takes.
+"""Time folded into rows, for buckets whose last rate is wider than what HTP's compiler is quick at, or takes at all.
 
 A tensor [1, C, 1, W] becomes [1, C, R, W / R], row after row in time. What works column by column, or on whole
 channels, does not notice. A convolution does: each row is widened by its neighbours' columns, which are copies, so that

@@ -4,7 +4,7 @@ import fnmatch
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from kokoro_npu.features import Recorded
 from kokoro_npu.files import read_json, write_json
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.quantize import Calibration, Recipe, calibrate, calibration_samples, quantize_decoder
+from kokoro_npu.quantize.encodings import COPIES
 from kokoro_npu.quantize.lines import Settings, load_lines, weighted_nodes
 from kokoro_npu.quantize.rounding import round_decoder
 from kokoro_npu.runtime import Array, pad_to_bucket, trim
@@ -397,3 +398,42 @@ def test_the_mixed_recipe_fits_a_decoder_with_the_real_kernels() -> None:
     assert settings["/encode/norm1/Sub"].float
     assert settings["/encode/conv1/Conv"] == Settings(16, 16, "nearest")
     assert {node.name for node in weighted_nodes(model) if settings[node.name].weights == 16} > {"/decode.3/conv1/Conv"}
+
+
+def _reads(model: onnx.ModelProto, settings: dict[str, Settings]) -> dict[tuple[str, str], bool]:
+    """Whether integers stand between each floating op and what floats that it reads, through copies of it."""
+    producers = {output: node for node in model.graph.node for output in node.output}
+
+    def sources(tensor: str) -> Iterator[tuple[str, bool]]:
+        node = producers.get(tensor)
+        if node is None or node.op_type not in COPIES:
+            yield node.name if node else tensor, False
+            return
+        for name in node.input if node.op_type == "Concat" else node.input[:1]:
+            for source, integers in sources(name):
+                yield source, integers or not settings[node.name].float
+
+    names = {tensor.name for tensor in model.graph.input}
+    names |= {node.name for node in model.graph.node if node.op_type != "Constant" and settings[node.name].float}
+    found: dict[tuple[str, str], bool] = {}
+    for node in model.graph.node:
+        if settings[node.name].float and node.op_type not in COPIES:
+            for source, integers in (pair for tensor in node.input for pair in sources(tensor)):
+                if source in names:
+                    found[node.name, source] = found.get((node.name, source), False) or integers
+    return found
+
+
+def test_the_mixed_recipe_means_the_same_in_one_row_and_in_eight() -> None:
+    """Numbers in names depend on the rows: `/Concat_4` was the entrance in one bucket, a piece of a mask in another."""
+    kmodel, mixed = narrow_kmodel(1, kernels=(3, 7, 11)), replace(W8A16, lines=load_lines(ROOT / "recipes/mixed.yaml"))
+    one, eight = (export_decoder(kmodel, Bucket(8), rows=rows) for rows in (1, 8))
+    settings = [mixed.settings(model) for model in (one, eight)]
+    computing = [
+        {n.name: n.op_type for n in m.graph.node if n.op_type not in {*COPIES, "Constant"}} for m in (one, eight)
+    ]
+    assert computing[0] == computing[1]
+    assert {name for name in computing[0] if settings[0][name] != settings[1][name]} == set()
+    reads = _reads(one, settings[0])
+    assert reads == _reads(eight, settings[1])
+    assert reads["/encode/norm1/Mul", "/f0_conv/Conv"] is False
