@@ -258,6 +258,8 @@ def test_an_utterance_goes_to_the_smallest_bucket_that_holds_it() -> None:
     assert real == [[9, 5, 3], [13, 16]]
     for bucket, inputs in samples.items():
         assert all({name: value.shape for name, value in s.items()} == bucket.input_shapes for s in inputs)
+    # What fits none is left out.
+    assert sum(map(len, calibration_samples(RECORDED, replace(CALIBRATION, frames=(10, 15))).values())) == 4
     # They come from the middle of the first utterances.
     cut = samples[CALIBRATED[0]][1]["aligned_features"][:, :, :5]
     assert np.array_equal(cut, RECORDED[0].features["aligned_features"][:, :, 2:7])
@@ -266,7 +268,7 @@ def test_an_utterance_goes_to_the_smallest_bucket_that_holds_it() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"frames": (10, 15)}, "cal-16 has 16 frames, more than any of quantize.calibration.frames [10, 15]"),
+        ({"frames": (8, 6)}, "no calibration utterance fits any of quantize.calibration.frames [8, 6]"),
         ({"short_windows": (5, 14)}, "short_windows: 14 frames exceed cal-13 (13 frames)"),
         ({"short_windows": (5, 11)}, "short_windows: 11 frames exceed cal-13 (13 frames) or the smallest bucket (10"),
     ],

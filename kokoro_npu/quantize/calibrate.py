@@ -30,16 +30,18 @@ class _Samples(CalibrationDataReader):
 def calibration_samples(recorded: Sequence[Recorded], calibration: Calibration) -> dict[Bucket, list[dict[str, Array]]]:
     """Decoder inputs to calibrate on, by bucket: each utterance in the smallest that holds it, and the short windows.
 
+    Utterances that no bucket holds are left out: a recipe decides whether their ranges are worth a long bucket's time.
+
     Raises:
-        KokoroNpuError: an utterance fits no bucket, or a window is longer than the utterance it is cut from.
+        KokoroNpuError: no utterance fits, or a window is longer than the utterance it is cut from.
     """
     samples: dict[Bucket, list[dict[str, Array]]] = {Bucket(frames): [] for frames in sorted(calibration.frames)}
+    recorded = [item for item in recorded if item.frames <= max(calibration.frames)]
+    if not recorded:
+        raise KokoroNpuError(
+            f"no calibration utterance fits any of quantize.calibration.frames {list(calibration.frames)}"
+        )
     for item in recorded:
-        if item.frames > max(calibration.frames):
-            raise KokoroNpuError(
-                f"calibration utterance {item.id} has {item.frames} frames, more than any of "
-                f"quantize.calibration.frames {list(calibration.frames)}"
-            )
         bucket = select_bucket(item.frames, calibration.frames)
         samples[bucket].append(pad_to_bucket(item.features, bucket))
     smallest = next(iter(samples))

@@ -31,8 +31,8 @@ class Calibration:
     """How activation ranges are measured.
 
     Attributes:
-        frames: buckets to calibrate on; an utterance takes the smallest that holds it. A long one is needed, because
-            the peaks of a normalized channel grow with the utterance.
+        frames: buckets to calibrate on; an utterance takes the smallest that holds it, and is left out if none does. A
+            long one is needed, because the peaks of a normalized channel grow with the utterance.
         method: minmax, percentile or entropy.
         short_windows: lengths in frames of cuts from the first utterances. The masked norm's intermediate values
             grow with the root of padded over real length, so that a range measured on full buckets alone clips a
