@@ -36,9 +36,6 @@ _ONNX_DTYPES: dict[int, str] = {
     onnx.TensorProto.FLOAT16: "float16",
     onnx.TensorProto.INT32: "int32",
     onnx.TensorProto.INT64: "int64",
-    # Between the graphs of a chain: the encoding is the graph's.
-    onnx.TensorProto.UINT8: "ufixed8",
-    onnx.TensorProto.UINT16: "ufixed16",
 }
 
 TensorSpec = tuple[tuple[int, ...], str]
