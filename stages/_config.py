@@ -10,14 +10,14 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kokoro_npu.errors import KokoroNpuError
-
 _ROOT = Path(__file__).resolve().parents[1]
 _CONF = _ROOT / "conf"
-# This tree's library: a queued experiment runs in a copy, while the environment knows the clone it was made in.
+# This tree's library, before anything of it is imported: a queued experiment runs in a copy, while the environment has
+# that of the clone it was made in.
 sys.path.insert(0, str(_ROOT))
 sys.path.append(str(_CONF))  # where Hydra, too, finds its plugins
 from hydra_plugins import plan  # noqa: E402  # needs the path above
+from kokoro_npu.errors import KokoroNpuError  # noqa: E402  # likewise
 
 
 def stage(main: Callable[[DictConfig], None]) -> Callable[[], None]:

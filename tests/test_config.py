@@ -1,5 +1,6 @@
 """The plan's rules, on both ways in: composition (dvc exp run -S) and a stage that reads params.yaml."""
 
+import os
 import re
 import subprocess
 import sys
@@ -207,3 +208,13 @@ def test_a_defect_keeps_its_traceback(tmp_path: Path, params: Any) -> None:
     assert run.returncode == 1
     assert "Traceback" in run.stderr
     assert "ValueError: defect" in run.stderr
+
+
+def test_a_stage_takes_the_library_of_its_own_tree(tmp_path: Path) -> None:
+    """A queued experiment runs in a copy, while the environment has the library of the clone it was made in."""
+    (tmp_path / "kokoro_npu").mkdir()
+    (tmp_path / "kokoro_npu/__init__.py").write_text("raise ImportError('the library of another tree')\n")
+    command = [sys.executable, str(ROOT / "stages/_config.py")]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

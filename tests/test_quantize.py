@@ -40,7 +40,7 @@ W8A8 = replace(W8A16, precision="w8a8", activation_bits=8)
 FP16 = replace(W8A16, precision="fp16")
 
 
-def _recorded(frames: int) -> Recorded:
+def recorded(frames: int) -> Recorded:
     empty = np.zeros(0, np.float32)
     return Recorded(
         id=f"cal-{frames}",
@@ -55,7 +55,7 @@ def _recorded(frames: int) -> Recorded:
     )
 
 
-RECORDED = [_recorded(frames) for frames in (9, 13, 16)]
+RECORDED = [recorded(frames) for frames in (9, 13, 16)]
 
 
 NAME = f"kokoro_decoder_{OTHER.frames}.onnx"

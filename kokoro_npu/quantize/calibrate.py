@@ -8,12 +8,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnxruntime.quantization import CalibrationDataReader
-from onnxruntime.quantization.calibrate import TensorsData, create_calibrator, save_tensors_data
+from onnxruntime.quantization.calibrate import TensorsData, create_calibrator
 from tqdm import tqdm
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
+from kokoro_npu.quantize.encodings import Ranges, save_ranges
 from kokoro_npu.quantize.recipe import NORM, Calibration, Recipe
 from kokoro_npu.runtime import Array, crop, pad_to_bucket, select_bucket
 from kokoro_npu.sessions import THREADS
@@ -68,7 +69,7 @@ def calibrate(
         recipe: method and headroom.
         encodings_path: JSON in the form of onnxruntime's calibration cache, tensor name to range.
     """
-    ranges: dict[str, tuple[float, float]] = {}
+    ranges: Ranges = {}
     factors: dict[str, float] = {}
     for model, samples in batches:
         norms = (node for node in model.graph.node if node.op_type == NORM)
@@ -80,10 +81,10 @@ def calibrate(
                 before = ranges.get(name, (low, high))
                 ranges[name] = (min(low, before[0]), max(high, before[1]))
     widened = {}
-    for name in sorted(ranges):
+    for name, bounds in ranges.items():
         factor = factors.get(name, 1.0) * recipe.calibration.headroom
-        widened[name] = tuple(np.float32(bound * factor) for bound in ranges[name])
-    save_tensors_data(TensorsData(recipe.method, widened), encodings_path)
+        widened[name] = (bounds[0] * factor, bounds[1] * factor)
+    save_ranges(widened, encodings_path)
 
 
 def _measure(model: onnx.ModelProto, samples: Sequence[dict[str, Array]], recipe: Recipe) -> TensorsData:
@@ -92,7 +93,9 @@ def _measure(model: onnx.ModelProto, samples: Sequence[dict[str, Array]], recipe
         onnx.save(model, model_path)
         calibrator = create_calibrator(model_path, augmented_model_path=str(augmented), calibrate_method=recipe.method)
         calibrator.infer_session = _eager_session(augmented)
-        calibrator.collect_data(_Samples(tqdm(samples, desc=f"calibrate {model.graph.name}", unit="sample")))
+        for sample in tqdm(samples, desc=f"calibrate {model.graph.name}", unit="sample"):
+            # One by one: of what it is given at once, a histogram's calibrator keeps every activation (5 GB a sample).
+            calibrator.collect_data(_Samples([sample]))
         return calibrator.compute_data()
 
 

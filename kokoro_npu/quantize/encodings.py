@@ -52,21 +52,30 @@ def complete(
     model: onnx.ModelProto,
     source: Path,
     target: Path,
-    method: CalibrationMethod,
     derived: Mapping[str, tuple[str, float]] = MappingProxyType({}),
 ) -> None:
     """Write at ``target`` the encodings of ``source`` as :func:`with_copies` makes them for ``model``.
 
     ``derived`` names tensors that were not measured, with the tensor whose range they have and a factor on it.
     """
-    measured = load_tensors_data(source)
-    ranges: Ranges = {}
-    for name in measured.keys():  # noqa: SIM118  # TensorsData is no mapping
-        low, high = (float(np.asarray(bound).item()) for bound in measured[name].range_value)
-        ranges[name] = (low, high)
+    ranges = load_ranges(source)
     for name, (like, factor) in derived.items():
         if like in ranges:
             ranges[name] = (factor * ranges[like][0], factor * ranges[like][1])
-    completed = with_copies(model, ranges)
-    data = {name: tuple(np.float32(bound) for bound in completed[name]) for name in sorted(completed)}
-    save_tensors_data(TensorsData(method, data), target)
+    save_ranges(with_copies(model, ranges), target)
+
+
+def load_ranges(path: Path) -> Ranges:
+    """Encodings of activations, tensor name to range."""
+    data = load_tensors_data(path)
+    ranges: Ranges = {}
+    for name in data.keys():  # noqa: SIM118  # TensorsData is no mapping
+        low, high = (float(np.asarray(bound).item()) for bound in data[name].range_value)
+        ranges[name] = (low, high)
+    return ranges
+
+
+def save_ranges(ranges: Ranges, path: Path) -> None:
+    """Write encodings in the form of onnxruntime's calibration cache, which wants histograms beside other methods'."""
+    data = {name: tuple(np.float32(bound) for bound in ranges[name]) for name in sorted(ranges)}
+    save_tensors_data(TensorsData(CalibrationMethod.MinMax, data), path)

@@ -36,13 +36,19 @@ class Result:
 
     Attributes:
         idea: its name.
-        snr_db_min: worst window against the float decoder.
-        logmel_mae_max: worst window.
+        snr_db_min: the worst against the float decoder.
+        logmel_mae_max: the worst.
     """
 
     idea: str
     snr_db_min: float
     logmel_mae_max: float
+
+    @classmethod
+    def judge(cls, idea: str, truth: Sequence[Array], heard: Sequence[Array]) -> "Result":
+        """The worst of pairs of audio."""
+        pairs = list(zip(truth, heard, strict=True))
+        return cls(idea, min(metrics.snr_db(*pair) for pair in pairs), max(metrics.logmel_mae(*p) for p in pairs))
 
 
 def per_tensor(layer: Layer) -> Tensor:
@@ -121,11 +127,7 @@ class Contest:
             prepare()
         heard = self.hear()
         self.reset()
-        return Result(
-            idea,
-            min(metrics.snr_db(truth, audio) for truth, audio in zip(self._truth, heard, strict=True)),
-            max(metrics.logmel_mae(truth, audio) for truth, audio in zip(self._truth, heard, strict=True)),
-        )
+        return Result.judge(idea, self._truth, heard)
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace some of the decoder's tensors."""

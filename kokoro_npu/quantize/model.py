@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, quantize_static
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
 from kokoro_npu.errors import KokoroNpuError
@@ -89,7 +89,7 @@ def _to_qdq(
     with tempfile.TemporaryDirectory(prefix="kokoro-quantize-") as directory, _quiet_expected_warnings():
         path = Path(directory) / "quantized.onnx"
         completed = Path(directory) / "encodings.json"
-        complete(model, encodings_path, completed, recipe.method, ranges)
+        complete(model, encodings_path, completed, ranges)
         try:
             quantize_static(
                 model,
@@ -101,7 +101,7 @@ def _to_qdq(
                 op_types_to_quantize=sorted(config.op_types_to_quantize),
                 nodes_to_exclude=float_nodes,
                 per_channel=recipe.per_channel,
-                calibrate_method=recipe.method,
+                calibrate_method=CalibrationMethod.MinMax,  # ranges, whatever has measured them
                 # Standard Q/DQ ops: the model is raised to opset 21, where they know 16 bits.
                 extra_options={**config.extra_options, "UseQDQContribOps": False},
                 calibration_cache_path=completed,
