@@ -39,7 +39,8 @@ UNFOLDED_WIDTH = 16_384
 """Widest last rate that is left as one row. A wider one compiles in half the time and memory when it is folded
 (400 frames, docs/hexagon.md); a narrower one gains nothing (120 frames)."""
 MOST_ROWS = STEP_PADDING
-"""Rows of a folded last rate: as many as divide every width. The fewer there are, the less a compile gains."""
+"""Rows of a folded last rate: as many as divide every width. The fewer there are, the less a compile gains. Half as
+many where the frames are odd, because the rate before, 20 T columns, is cut into as many pieces."""
 NOISE_TAIL = STEP_PADDING - 1
 """Zero columns right of the real ones of a ``noise`` that is not padded to a bucket."""
 
@@ -72,13 +73,17 @@ class Bucket:
     @property
     def rows(self) -> int:
         """Rows into which HTP's decoder folds the last rate, R (:mod:`kokoro_npu.rows`)."""
-        return 1 if self.noise_steps <= UNFOLDED_WIDTH else MOST_ROWS
+        return 1 if self.noise_steps <= UNFOLDED_WIDTH else self._most_rows
 
     @property
     def fewest_rows(self) -> int:
-        """As few rows as keep the last rate's width within ``MAX_WIDTH``, or ``MOST_ROWS``: for all other compilers."""
+        """As few rows as keep the last rate's width within ``MAX_WIDTH``, or the most: for all other compilers."""
         fitting = (rows for rows in (1, 2, 4) if self.noise_steps // rows + _WIDEST_HALO * (rows > 1) <= MAX_WIDTH)
-        return next(fitting, MOST_ROWS)
+        return next(fitting, self._most_rows)
+
+    @property
+    def _most_rows(self) -> int:
+        return MOST_ROWS // 2 if self.frames % 2 else MOST_ROWS
 
     @property
     def samples(self) -> int:

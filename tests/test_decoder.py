@@ -16,12 +16,14 @@ from kokoro_npu.decoder import InverseSTFT, StaticDecoder
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import (
+    DECODE_RATE,
     HOP,
     MAX_WIDTH,
     N_FFT,
     SAMPLES_PER_FRAME,
     STFT_BINS,
     STYLE_DIM,
+    UPSAMPLE_RATES,
     VOICE_DIM,
     Bucket,
     source_steps,
@@ -84,7 +86,17 @@ def test_exact_in_any_number_of_rows(narrow: KModel, rows: int, frames: int, siz
 
 @pytest.mark.parametrize(
     ("frames", "fewest", "rows"),
-    [(120, 1, 1), (136, 1, 1), (137, 1, 8), (546, 1, 8), (547, 2, 8), (1000, 2, 8), (1536, 4, 8), (4300, 8, 8)],
+    [
+        (120, 1, 1),
+        (136, 1, 1),
+        (137, 1, 4),
+        (138, 1, 8),
+        (546, 1, 8),
+        (547, 2, 4),
+        (1000, 2, 8),
+        (1536, 4, 8),
+        (4300, 8, 8),
+    ],
 )
 def test_rows_keep_every_width_within_what_the_compiler_takes(frames: int, fewest: int, rows: int) -> None:
     bucket = Bucket(frames)
@@ -92,6 +104,15 @@ def test_rows_keep_every_width_within_what_the_compiler_takes(frames: int, fewes
     for number in (fewest, rows):
         assert bucket.noise_steps / number <= MAX_WIDTH
         assert bucket.noise_steps % number == 0
+        # The rate before is cut into pieces as well.
+        assert DECODE_RATE * UPSAMPLE_RATES[0] * frames % number == 0
+
+
+def test_exact_in_an_odd_bucket_of_several_rows(narrow: KModel) -> None:
+    """Eight rows do not divide the rate before the last there, 20 columns a frame."""
+    features = random_features(130, seed=130)
+    audio = trim(_decode(StaticDecoder(narrow.decoder, Bucket(137)), features), 130)
+    assert metrics.snr_db(reference.decode(narrow.decoder, features), audio) >= EXACT_DB
 
 
 def test_one_utterance_sounds_the_same_in_every_bucket(narrow: KModel) -> None:
