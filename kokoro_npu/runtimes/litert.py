@@ -153,6 +153,8 @@ def _quantize(source: Path, path: Path, recipe: Any, float_modules: Sequence[str
     quantizing.load_quantization_recipe(recipe.get_quantization_recipe())
     with atomic(path) as tmp:
         quantizing.quantize(ranges, enable_progress_report=False).export_model(str(tmp), overwrite=True)
+        # It comes executable. DVC notes that in dvc.lock, and then no experiment starts where the file is not cached.
+        tmp.chmod(0o644)
 
 
 def _within(module: str) -> str:
