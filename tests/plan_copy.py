@@ -45,7 +45,7 @@ class PlanCopy:
         self.path = base / "repo"
         self.path.mkdir()
         ignore = shutil.ignore_patterns("__pycache__", "tmp", "cache", "config.local")
-        # Optional pipelines as well: an experiment checks out what their dvc.lock names, and none of it is in the cache.
+        # Optional pipelines as well: an experiment checks out what their dvc.lock names, and nothing of it is cached.
         for name in (".dvc", "conf", "data", "kokoro_npu", "pipelines", "recipes", "stages"):
             shutil.copytree(ROOT / name, self.path / name, ignore=ignore)
         for name in (".dvcignore", ".gitignore", "LICENSE", "NOTICE", "dvc.yaml", "params.yaml"):
