@@ -5,6 +5,7 @@ and 6, and the inverse STFT hops 5 samples (istftnet upsample rates and hop of K
 a hop of 256; README tells what that would cut off.
 """
 
+import math
 from dataclasses import dataclass
 
 SAMPLE_RATE = 24_000
@@ -39,8 +40,7 @@ UNFOLDED_WIDTH = 16_384
 """Widest last rate that is left as one row. A wider one compiles in half the time and memory when it is folded
 (400 frames, docs/hexagon.md); a narrower one gains nothing (120 frames)."""
 MOST_ROWS = STEP_PADDING
-"""Rows of a folded last rate: as many as divide every width. The fewer there are, the less a compile gains. Half as
-many where the frames are odd, because the rate before, 20 T columns, is cut into as many pieces."""
+"""Most rows of a folded last rate: they divide every width of it. The fewer there are, the less a compile gains."""
 NOISE_TAIL = STEP_PADDING - 1
 """Zero columns right of the real ones of a ``noise`` that is not padded to a bucket."""
 
@@ -83,7 +83,8 @@ class Bucket:
 
     @property
     def _most_rows(self) -> int:
-        return MOST_ROWS // 2 if self.frames % 2 else MOST_ROWS
+        # The rate before is cut into as many pieces: eight, or four where the frames are odd.
+        return math.gcd(MOST_ROWS, DECODE_RATE * UPSAMPLE_RATES[0] * self.frames)
 
     @property
     def samples(self) -> int:

@@ -23,7 +23,7 @@ from kokoro_npu.features import Recorded
 from kokoro_npu.files import read_json, write_json
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.quantize import Calibration, Recipe, calibrate, calibration_samples, quantize_decoder
-from kokoro_npu.quantize.encodings import COPIES
+from kokoro_npu.quantize.encodings import COPIES, copied
 from kokoro_npu.quantize.lines import Settings, load_lines, weighted_nodes
 from kokoro_npu.quantize.rounding import round_decoder
 from kokoro_npu.runtime import Array, pad_to_bucket, trim
@@ -411,7 +411,7 @@ def _reads(model: onnx.ModelProto, settings: dict[str, Settings]) -> dict[tuple[
         if node is None or node.op_type not in COPIES:
             yield node.name if node else tensor, False
             return
-        for name in node.input if node.op_type == "Concat" else node.input[:1]:
+        for name in copied(node):
             for source, integers in sources(name):
                 yield source, integers or not settings[node.name].float
 

@@ -5,7 +5,7 @@ names of such tensors say nothing. Their ranges follow from what they are copied
 both sides of a copy, nothing is rounded on the way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -31,7 +31,7 @@ def with_copies(model: onnx.ModelProto, ranges: Ranges) -> Ranges:
     for node in model.graph.node:
         if node.op_type not in COPIES:
             continue
-        sources = node.input if node.op_type == "Concat" else node.input[:1]
+        sources = copied(node)
         bounds = [_range(name, result, constants) for name in sources]
         known = [bound for bound in bounds if bound is not None]
         if len(known) == len(bounds):
@@ -40,6 +40,11 @@ def with_copies(model: onnx.ModelProto, ranges: Ranges) -> Ranges:
             # Numbers in the names of constants say nothing either: zeros that are joined to a mask.
             result.update(dict.fromkeys([*node.output, *(name for name in sources if name in constants)], union))
     return result
+
+
+def copied(node: onnx.NodeProto) -> Sequence[str]:
+    """Tensors of which ``node``, one of ``COPIES``, holds elements; its other inputs are shapes and indices."""
+    return node.input if node.op_type == "Concat" else node.input[:1]
 
 
 def _range(name: str, ranges: Ranges, constants: dict[str, np.ndarray]) -> tuple[float, float] | None:
