@@ -168,7 +168,7 @@ def _clone(root: Path) -> Iterator[Finding]:
         return
     built = (root / "artifacts/weights/model.safetensors").is_file()
     yield Finding(OK if built else NOTE, "build", "artifacts/ is here" if built else "nothing is built yet",
-                  "" if built else "make repro, or `dvc pull` where a remote is set up")  # fmt: skip
+                  "" if built else "make repro, or `dvc pull dvc.yaml` where a remote is set up")  # fmt: skip
 
 
 def _cores(_: Path) -> Iterator[Finding]:

@@ -149,7 +149,8 @@ def repo(built: PlanCopy) -> Iterator[PlanCopy]:
     yield built
     built.git("reset", "-q", "--hard")
     built.git("clean", "-fdq")
-    assert built.dvc("checkout", "-q", "--allow-missing").returncode == 0
+    # The plan alone: what the optional pipelines make is in no cache here.
+    assert built.dvc("checkout", "-q", "dvc.yaml").returncode == 0
     built.ran()
 
 
@@ -272,7 +273,7 @@ def test_a_killed_repro_goes_on_where_it_stopped(repo: PlanCopy) -> None:
     run = repo.dvc("repro")
     assert run.returncode == 0, run.stderr
     second = repo.ran()
-    assert second[0] == "calibrate"
+    assert "calibrate" in second  # DVC may take up another branch before it
     assert set(first[:-1]) & set(second) == set()
     expected = instances(set(STAGES) - {"fetch-weights"}, BUCKETS)
     assert sorted(first[:-1] + second) == sorted(expected)

@@ -57,7 +57,7 @@ def test_what_one_pushes_another_pulls(origin: PlanCopy, tmp_path: Path) -> None
     run(origin, "push")
     origin.commit()
     other = clone(origin, tmp_path / "other")
-    run(other, "pull")
+    run(other, "pull", "dvc.yaml")
     assert run(other, "repro") != ""
     assert other.ran() == []
     files = [path.relative_to(origin.path) for path in (origin.path / "artifacts").rglob("*") if path.is_file()]
