@@ -149,8 +149,8 @@ def repo(built: PlanCopy) -> Iterator[PlanCopy]:
     yield built
     built.git("reset", "-q", "--hard")
     built.git("clean", "-fdq")
-    # The plan alone: what the optional pipelines make is in no cache here.
-    assert built.dvc("checkout", "-q", "dvc.yaml").returncode == 0
+    # Of all: with a name DVC would leave other buckets' files there. What the optional pipelines make is in no cache.
+    assert built.dvc("checkout", "-q", "--allow-missing").returncode == 0
     built.ran()
 
 
