@@ -83,6 +83,7 @@ def _assert_nothing_lost_or_twice(hub: FakeHub, root: Path) -> None:
     assert list(root.rglob(".*.part")) == []
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_killed_at_every_step_and_run_again(tmp_path: Path) -> None:
     """Killed as each request was processed but not answered, and before and after each file got its name."""
@@ -152,6 +153,7 @@ def _one_line(error: KokoroNpuError) -> str:
     return line
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_any_weather_ends_in_a_result_or_one_line(tmp_path: Path) -> None:
     """And afterwards, in calm, the same run gives the results, from jobs that were submitted once."""

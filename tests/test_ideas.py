@@ -10,8 +10,8 @@ import torch
 from kokoro_npu import metrics
 from kokoro_npu.export import export_decoder
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.quantize import calibrate, calibration_samples, ideas, range_ideas
-from kokoro_npu.quantize.encodings import load_ranges
+from kokoro_npu.quantize import ideas, range_ideas
+from kokoro_npu.quantize.encodings import Ranges, save_ranges
 from tests.narrow_model import narrow_kmodel, random_features
 from tests.test_quantize import CALIBRATION, W8A16, quantized_kmodel, recorded
 
@@ -76,25 +76,28 @@ def test_bias_correction_takes_the_mean_error_away(contest: ideas.Contest) -> No
     assert contest.judge("corrected", biased, correct).snr_db_min > plain.snr_db_min
 
 
-def test_ideas_for_ranges_change_what_their_names_say(tmp_path: Path) -> None:
+def test_ideas_for_ranges_change_what_their_names_say(monkeypatch: pytest.MonkeyPatch) -> None:
     bucket, recipe = Bucket(10), replace(W8A16, calibration=replace(CALIBRATION, frames=(10,), short_windows=()))
     decoder = export_decoder(quantized_kmodel(), bucket)
     calibration, judged = [recorded(10), recorded(8)], [recorded(9), recorded(30)]
+    applied: list[Ranges] = []
+
+    def keep(ranges: Ranges, path: Path) -> None:
+        applied.append(ranges)
+        save_ranges(ranges, path)
+
+    monkeypatch.setattr(range_ideas, "save_ranges", keep)
     results = {r.idea: r for r in range_ideas.compare_ranges(decoder, bucket, calibration, judged, recipe)}
     assert list(results) == [idea for changes in range_ideas.IDEAS.values() for idea in changes]
     assert all(np.isfinite(r.snr_db_min) and r.logmel_mae_max > 0 for r in results.values())
     assert len({r.snr_db_min for r in results.values()}) == len(results)
-    ranges = {}
-    for method in range_ideas.IDEAS:
-        samples = calibration_samples(calibration, recipe.calibration)[bucket]
-        measuring = replace(recipe, calibration=replace(recipe.calibration, method=method, headroom=1.0))
-        calibrate([(decoder, samples)], measuring, tmp_path / "ranges.json")
-        ranges[method] = load_ranges(tmp_path / "ranges.json")
-    name = "/generator/resblocks.0/snakes1.0/Add_output_0"
-    low, high = ranges["minmax"][name]
-    for method in ("percentile", "entropy"):
-        assert low <= ranges[method][name][0] < ranges[method][name][1] <= high
-    assert ranges["percentile"] != ranges["minmax"]
-    changed = range_ideas.symmetric_snake(ranges["minmax"])
-    assert changed[name] == (-max(-low, high), max(-low, high)) != (low, high)
-    assert changed["/joins.1/Concat_output_0"] == ranges["minmax"]["/joins.1/Concat_output_0"]
+    plain, wider, widest, symmetric, percentile, entropy = applied
+    name, other = "/generator/resblocks.0/snakes1.0/Add_output_0", "/joins.1/Concat_output_0"
+    low, high = plain[name]
+    assert wider[name] == (1.25 * low, 1.25 * high)
+    assert widest[other] == (2 * plain[other][0], 2 * plain[other][1])
+    assert symmetric[name] == (-max(-low, high), max(-low, high)) != (low, high)
+    assert symmetric[other] == plain[other]
+    for clipped in (percentile, entropy):
+        assert low <= clipped[name][0] < clipped[name][1] <= high
+    assert percentile != plain
