@@ -1,4 +1,7 @@
-"""The one exception that users see: a single line that says what, where, and what to do."""
+"""The one exception that users see, a single line that says what, where, and what to do; and its hint at a typo."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class KokoroNpuError(Exception):
@@ -10,3 +13,13 @@ class KokoroNpuError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The hint of an error about a name that is not among ``known``.
+
+    ``did you mean sm8650?`` where a known name is near, else ``known: sm8550, sm8650``.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=2, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"

@@ -72,7 +72,7 @@ class Bucket:
 
     @property
     def rows(self) -> int:
-        """Rows into which HTP's decoder folds the last rate, R (:mod:`kokoro_npu.rows`)."""
+        """Rows into which HTP's decoder folds the last rate, R (:mod:`kokoro_npu.model.folding`)."""
         return 1 if self.noise_steps <= UNFOLDED_WIDTH else self._most_rows
 
     @property

@@ -1,4 +1,8 @@
-"""How a stage reads its configuration and how it fails; the only place in stages/ that knows Hydra."""
+"""How a stage reads its configuration and how it fails; the only place beside conf/ that knows Hydra.
+
+A stage runs as ``python -m stages.<name>``, because a queued experiment runs in a copy of the tree: the library of that
+copy then comes before the one of the clone that the environment was made in.
+"""
 
 import sys
 from collections.abc import Callable
@@ -10,21 +14,18 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-_ROOT = Path(__file__).resolve().parents[1]
-_CONF = _ROOT / "conf"
-# This tree's library, before anything of it is imported: a queued experiment runs in a copy, while the environment has
-# that of the clone it was made in.
-sys.path.insert(0, str(_ROOT))
+from kokoro_npu.errors import KokoroNpuError
+
+_CONF = Path(__file__).resolve().parents[1] / "conf"
 sys.path.append(str(_CONF))  # where Hydra, too, finds its plugins
 from hydra_plugins import plan  # noqa: E402  # needs the path above
-from kokoro_npu.errors import KokoroNpuError  # noqa: E402  # likewise
 
 
 def stage(main: Callable[[DictConfig], None]) -> Callable[[], None]:
     """Make ``main(cfg)`` the entry point of a stage.
 
     ``cfg`` holds params.yaml of the working directory, checked (conf/hydra_plugins/plan.py) and read-only,
-    and ``frames`` where the command line gives it (``python stages/x.py frames=120``). A `KokoroNpuError`,
+    and ``frames`` where the command line gives it (``python -m stages.x frames=120``). A `KokoroNpuError`,
     or a key that the plan does not hold, ends the process with one line and exit code 1; any other exception
     is a defect and keeps its traceback.
     """

@@ -1,30 +1,27 @@
-"""Stage calibrate: encodings by tensor name, rounded weights, and the quantized weights that all buckets share."""
+"""Stage calibrate: encodings by tensor name, and the quantized weights that all buckets share."""
 
-from pathlib import Path
-
-from _config import plain, stage
 from omegaconf import DictConfig
 
-from kokoro_npu.corpus import CALIBRATION
-from kokoro_npu.features import load_recorded
-from kokoro_npu.quantize import Recipe, quantize_decoder, save_rounded
+from kokoro_npu.build import places
+from kokoro_npu.corpus.reference_set import load_reference_set
+from kokoro_npu.corpus.utterances import CALIBRATION
+from kokoro_npu.graphs.shared_weights import Pack
+from kokoro_npu.quantize.apply import quantize_decoder
 from kokoro_npu.quantize.preparation import prepare
-from kokoro_npu.shared_weights import Pack
-from kokoro_npu.weights import load_kmodel
-
-OUT = Path("artifacts/quantized")
-ENCODINGS = OUT / "encodings.json"
+from kokoro_npu.quantize.recipe import Recipe
+from kokoro_npu.weights.kmodel import load_kmodel
+from stages._config import plain, stage
 
 
 @stage
 def main(cfg: DictConfig) -> None:
-    """Write encodings.json, rounded.safetensors, kokoro_decoder.weights and its .json to artifacts/quantized."""
+    """Write encodings.json, kokoro_decoder.weights and its .json to artifacts/quantized."""
+    encodings = places.QUANTIZED / places.ENCODINGS
     recipe = Recipe.from_options(plain(cfg.quantize))
-    recorded = list(load_recorded("artifacts/features", CALIBRATION))
-    smallest, rounded = prepare(load_kmodel("artifacts/weights"), recorded, recipe, cfg.export.opset, ENCODINGS)
-    save_rounded(rounded, OUT / "rounded.safetensors")
+    recorded = list(load_reference_set(places.REFERENCE_SET, CALIBRATION))
+    smallest = prepare(load_kmodel(places.WEIGHTS), recorded, recipe, cfg.export.opset, encodings)
     # The weights are the same in every bucket.
-    Pack.write(quantize_decoder(smallest, recipe, ENCODINGS, rounded), OUT / "kokoro_decoder.weights")
+    Pack.write(quantize_decoder(smallest, recipe, encodings), places.QUANTIZED / places.SHARED_WEIGHTS)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,13 @@ import onnx
 from onnx import helper
 
 from kokoro_npu.aihub.credentials import INI_VARIABLE
-from kokoro_npu.aihub.profile import profile_on_devices
 from kokoro_npu.aihub.settings import Settings
-from kokoro_npu.compile import CompileSettings, Spec, Target, binary, compile_decoder
+from kokoro_npu.compile import binary
+from kokoro_npu.compile.backends import compile_decoder
+from kokoro_npu.compile.options import CompileSettings, Spec, Target
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.features import Recorded
+from kokoro_npu.evaluate.device_profile import profile_on_devices
 from kokoro_npu.geometry import Bucket, source_steps
 from tests.aihub_server import TOKEN, Arrays, FakeHub
 from tests.small_graphs import save_model
@@ -76,7 +78,7 @@ def speak(inputs: Arrays, _device: str = "") -> Arrays:
     return {"audio": [(energy * _GAIN).reshape(1, -1) for energy in inputs["energy"]]}
 
 
-def utterances() -> list[Recorded]:
+def utterances() -> list[ReferenceUtterance]:
     found = []
     for frames in (2, 3, FRAMES):
         rng = np.random.default_rng(frames)
@@ -90,7 +92,7 @@ def utterances() -> list[Recorded]:
         reference = (clean + 0.001 * rng.standard_normal(clean.shape)).astype(np.float32)
         assert audio.size == reference.size
         found.append(
-            Recorded(f"u{frames}", "evaluation", frames, 1.0, 0, features, reference,
+            ReferenceUtterance(f"u{frames}", "evaluation", frames, 1.0, 0, features, reference,
                      np.zeros((1, 3), np.int64), np.zeros((1, 256), np.float32))
         )  # fmt: skip
     return found
@@ -125,10 +127,10 @@ def use_made_binaries(set_attribute: Callable[[Any, str, Any], None]) -> None:
 
     import backoff._sync
 
-    from kokoro_npu.aihub import profile
+    from kokoro_npu.evaluate import device_profile
 
     set_attribute(binary, "read_binary", read_made_binary)
-    set_attribute(profile, "read_binary", read_made_binary)
+    set_attribute(device_profile, "read_binary", read_made_binary)
     real = time.sleep
     set_attribute(backoff._sync, "time", SimpleNamespace(sleep=lambda seconds: real(seconds / 1000)))
 
@@ -151,7 +153,7 @@ class Place:
         return compile_decoder(self.model, FRAMES, Spec("w8a16", target, chosen), self.compiled)
 
     def profile(self, **settings: Any) -> dict[str, Any]:
-        decoders = {"": self.model, "quant_": self.model}
+        decoders = {"": self.model, "quantized_": self.model}
         chosen = Settings.parse(self.settings | settings)
         return profile_on_devices(utterances(), BUCKET, decoders, self.compiled, chosen, self.profiled)
 

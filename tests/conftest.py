@@ -9,7 +9,8 @@ import torch
 import yaml
 from kokoro import KModel
 
-from kokoro_npu.weights import load_kmodel, sources
+from kokoro_npu.weights import sources
+from kokoro_npu.weights.kmodel import load_kmodel
 from tests import aihub_case
 from tests.narrow_build import build
 from tests.narrow_model import narrow_kmodel

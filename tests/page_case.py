@@ -6,13 +6,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kokoro_npu.audio.wav import write_wav
+from kokoro_npu.build.labels import FP32, QUANTIZED, REFERENCE, TORCH
 from kokoro_npu.files import write_json
-from kokoro_npu.page import write_page
-from kokoro_npu.variants import FP32, QUANT, REFERENCE, TORCH
-from kokoro_npu.wav import write_wav
+from kokoro_npu.page.page import write_page
 
 FRAMES = [60, 400]
-GATES = {"torch_snr_db_min": 100.0, "fp32_snr_db_min": 85.0, "quant_snr_db_min": 20.0, "quant_logmel_mae_max": 0.5}
+GATES = {
+    "torch_snr_db_min": 100.0,
+    "fp32_snr_db_min": 85.0,
+    "quantized_snr_db_min": 20.0,
+    "quantized_logmel_mae_max": 0.5,
+}
 
 
 def reports(**changes: Any) -> dict[str, dict[str, Any]]:
@@ -22,11 +27,11 @@ def reports(**changes: Any) -> dict[str, dict[str, Any]]:
             "backend": "onnxruntime-cpu",
             "torch_snr_db_min": 110.0,
             "fp32_snr_db_min": 105.0,
-            "quant_snr_db_min": 29.94,
-            "quant_waveform_corr_min": 0.9995,
-            "quant_magspec_corr_min": 0.99991,
-            "quant_logmel_mae_max": 0.17,
-            "quant_band_db_max": 0.15,
+            "quantized_snr_db_min": 29.94,
+            "quantized_waveform_corr_min": 0.9995,
+            "quantized_magspec_corr_min": 0.99991,
+            "quantized_logmel_mae_max": 0.17,
+            "quantized_band_db_max": 0.15,
             "duration_mismatches": 0,
             "utterances": 2,
         },
@@ -53,13 +58,13 @@ def reports(**changes: Any) -> dict[str, dict[str, Any]]:
         "profile": {
             "backend": "onnxruntime-cpu",
             "rtf_p50": 0.2,
-            "quant_rtf_p50": 0.3,
+            "quantized_rtf_p50": 0.3,
             "torch_rtf_p50": 0.25,
             "gmacs": 78.0,
             "weight_bytes": 213_000_000,
-            "quant_weight_bytes": 54_000_000,
+            "quantized_weight_bytes": 54_000_000,
             "peak_rss_bytes": 980_000_000,
-            "quant_peak_rss_bytes": 860_000_000,
+            "quantized_peak_rss_bytes": 860_000_000,
         },
     }
     for name, value in changes.items():
@@ -94,12 +99,12 @@ def write_build(root: Path) -> None:
             time = np.arange(600 * length) / 24_000
             clean = (0.4 * np.sin(2 * np.pi * 220 * (1 + time) * time)).astype(np.float32)
             noise = np.random.default_rng(place).normal(0, 0.01, len(clean)).astype(np.float32)
-            for variant, audio in {REFERENCE: clean, TORCH: clean, FP32: clean, QUANT: clean + noise}.items():
+            for variant, audio in {REFERENCE: clean, TORCH: clean, FP32: clean, QUANTIZED: clean + noise}.items():
                 write_wav(parity / str(frames) / f"{utterance}.{variant}.wav", audio)
                 # the shortest is worst in the largest bucket, as in the real build
                 snr = 20.4 if (frames, utterance) == (400, "short") else 30.0
                 if variant != REFERENCE:
-                    table.append((utterance, length, variant, snr if variant == QUANT else 110.0))
+                    table.append((utterance, length, variant, snr if variant == QUANTIZED else 110.0))
         columns = ["utterance", "frames", "variant", "snr_db"]
         pd.DataFrame(table, columns=columns).to_csv(parity / f"{frames}.csv", index=False)
     why = root / "artifacts/compiled/400/why.txt"

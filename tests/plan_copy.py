@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from tools.plan import script
+
 ROOT = Path(__file__).resolve().parents[1]
 BUCKETS = [60, 77]
 
@@ -56,9 +58,9 @@ class PlanCopy:
         self.set_param("buckets", BUCKETS)
         labels = {}
         for stage_name, stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].items():
-            script = self.path / stage["cmd"].split()[1]
-            script.write_text(_FAKE)
-            labels[script.stem] = {"name": stage_name, "outs": outs(stage)}
+            path = self.path / script(stage["cmd"])
+            path.write_text(_FAKE)
+            labels[path.stem] = {"name": stage_name, "outs": outs(stage)}
         (self.path / "stages" / "labels.json").write_text(json.dumps(labels))
         self.git("init", "-q")
         self.git("config", "user.name", "test")

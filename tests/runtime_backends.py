@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.runtime import Array
+from kokoro_npu.host.steps import Array
 from kokoro_npu.runtimes.measure import Backend, Run
 
 BALLAST_BYTES = 100_000_000

@@ -20,15 +20,17 @@ from omegaconf.errors import OmegaConfBaseException
 from qai_hub.util import session
 
 from hydra_plugins import plan
-from kokoro_npu import parity, profile
 from kokoro_npu.aihub.credentials import INI_VARIABLE, read_credentials
 from kokoro_npu.aihub.journal import Journal
 from kokoro_npu.aihub.package import merge
 from kokoro_npu.aihub.redaction import Redactor, redacted_logging
 from kokoro_npu.aihub.service import connect
 from kokoro_npu.aihub.settings import Settings, compile_options, inference_options
-from kokoro_npu.compile import CompileSettings, Spec, binary, compile_decoder, local, toolchain
+from kokoro_npu.compile import binary, local, toolchain
+from kokoro_npu.compile.backends import compile_decoder
+from kokoro_npu.compile.options import CompileSettings, Spec
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.evaluate import cpu_profile, parity
 from kokoro_npu.files import sha256
 from tests import aihub_case as case
 from tests.aihub_case import FRAMES, S23, S24, SM8650, TAB, Place, several
@@ -80,8 +82,8 @@ def test_compile_and_measure_on_a_device(place: Place) -> None:
     assert (report["binary_bytes"], report["qairt"]) == (blob.stat().st_size, "v2.45")
 
     measured = place.profile()
-    assert (measured["quant_latency_ms_p50"], measured["quant_runs"]) == (2.15, 4)
-    assert measured["quant_rtf_p50"] == round(0.00215 * 40 / FRAMES, 4)
+    assert (measured["quantized_latency_ms_p50"], measured["quantized_runs"]) == (2.15, 4)
+    assert measured["quantized_rtf_p50"] == round(0.00215 * 40 / FRAMES, 4)
     assert (measured["device_memory_low_bytes"], measured["device_memory_high_bytes"]) == (40_000_000, 50_000_000)
     assert [measured[f"device_ops_{unit}"] for unit in ("npu", "gpu", "cpu")] == [2, 0, 1]
     assert measured["device_utterances"] == 2
@@ -91,7 +93,7 @@ def test_compile_and_measure_on_a_device(place: Place) -> None:
     # The parity is that of the audio the device returned, by the functions and columns of parity-eval.
     chosen = sorted(case.utterances(), key=lambda item: -item.frames)[:2]
     spoken = iter([case.speak({"energy": [i["energy"]]})["audio"][0] for i in _padded(chosen)])
-    table = parity.evaluate(chosen, case.BUCKET, iter([("quant", lambda _: next(spoken))]))
+    table = parity.evaluate(chosen, case.BUCKET, iter([("quantized", lambda _: next(spoken))]))
     found = pd.read_csv(folder / "parity.csv")
     assert found.columns.tolist() == table.columns.tolist()
     assert np.allclose(found["snr_db"], table["snr_db"], rtol=1e-4)
@@ -99,7 +101,7 @@ def test_compile_and_measure_on_a_device(place: Place) -> None:
 
 
 def _padded(chosen: list[Any]) -> list[dict[str, np.ndarray]]:
-    from kokoro_npu.runtime import pad_to_bucket
+    from kokoro_npu.host.steps import pad_to_bucket
 
     return [pad_to_bucket(item.features, case.BUCKET) for item in chosen]
 
@@ -114,14 +116,14 @@ def test_the_reports_have_the_keys_of_the_local_ones(place: Place, tmp_path: Pat
     assert remote["backend"] != here["backend"] == local.BACKEND
 
     def instantly(*_: Any) -> dict[str, Any]:
-        return profile._timed(lambda: None, 1, settings_cpu, 0.0, "nothing")
+        return cpu_profile._timed(lambda: None, 1, settings_cpu, 0.0, "nothing")
 
-    settings_cpu = profile.Settings(warmup=0, runs=2, seconds=0, threads=1)
+    settings_cpu = cpu_profile.Settings(warmup=0, runs=2, seconds=0, threads=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile, "_in_own_process", instantly)  # no models here to measure
-        spoken = profile.Sentence(np.zeros((1, 3), np.int64), np.zeros((1, 256), np.float32), 1.0, FRAMES)
-        decoders = {"": place.model, "quant_": place.model}
-        cpu = profile.profile_bucket(spoken, case.BUCKET, tmp_path, tmp_path, decoders, tmp_path, settings_cpu)
+        patch.setattr(cpu_profile, "_in_own_process", instantly)  # no models here to measure
+        spoken = cpu_profile.Sentence(np.zeros((1, 3), np.int64), np.zeros((1, 256), np.float32), 1.0, FRAMES)
+        decoders = {"": place.model, "quantized_": place.model}
+        cpu = cpu_profile.profile_bucket(spoken, case.BUCKET, tmp_path, tmp_path, decoders, tmp_path, settings_cpu)
     assert {key for key in measured if not key.startswith("device")} == set(cpu)
 
 
@@ -623,7 +625,7 @@ def test_two_devices_at_once_with_a_table(hub: FakeHub, place: Place) -> None:
     place.profile()
     measured = pd.read_csv(place.profiled / "devices.csv")
     assert measured["device"].tolist() == [S24, S23]
-    assert measured["quant_snr_db_min"].min() > 40
+    assert measured["quantized_snr_db_min"].min() > 40
     assert hub.posts("datasets") == 1
     assert len(set(hub.names())) == len(hub.names()) == 4
 
@@ -665,7 +667,7 @@ def test_one_devices_failure_does_not_lose_the_others(hub: FakeHub, place: Place
     report = place.profile()
     assert report["device"] == S24
     assert "the phone broke" in report["device_reason"]
-    assert report["quant_latency_ms_p50"] is None
+    assert report["quantized_latency_ms_p50"] is None
     measured = pd.read_csv(place.profiled / "devices.csv", keep_default_na=False)
     assert [bool(reason) for reason in measured["reason"]] == [True, True, False]
     assert (place.profiled / "samsung-galaxy-tab-s10" / "parity.csv").is_file()
@@ -680,7 +682,7 @@ def test_a_first_device_that_fails_leaves_the_others_binaries(hub: FakeHub, plac
     assert (place.compiled / "why.txt").is_file()
     assert (place.compiled / "samsung-galaxy-tab-s10" / f"kokoro_decoder_{FRAMES}_ctx_qnn.bin").is_file()
     report = place.profile()
-    assert (report["device"], report["quant_latency_ms_p50"]) == (S24, None)
+    assert (report["device"], report["quantized_latency_ms_p50"]) == (S24, None)
 
 
 def test_a_device_that_states_no_chip_is_taken_at_the_targets_word(hub: FakeHub, place: Place) -> None:
@@ -754,7 +756,7 @@ def test_the_plan_refuses_a_bad_setting(override: str, message: str) -> None:
 
 @pytest.mark.parametrize("backend", ["aihub", "aihubb"])
 def test_the_stage_itself(hub: FakeHub, place: Place, backend: str) -> None:
-    """stages/qai_compile.py in a process of its own, from params.yaml to report and table."""
+    """The stage qai-compile in a process of its own, from params.yaml to report and table."""
     params = yaml.safe_load(compose(ROOT, ["compile=aihub", f"bucket.frames={FRAMES}", "aihub.poll_seconds=1"]))
     params["compile"]["backend"] = backend
     (place.root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
@@ -763,10 +765,9 @@ def test_the_stage_itself(hub: FakeHub, place: Place, backend: str) -> None:
     (weights / "source.json").write_text('{"source": "wheel", "label": "wheel"}', encoding="utf-8")
     (place.root / "quantized").rename(place.root / "artifacts" / "quantized")
     hub.compiler = lambda *_: f"the token is {TOKEN}"
-    script = ROOT / "stages" / "qai_compile.py"
     run = subprocess.run(
-        [sys.executable, str(script), f"frames={FRAMES}"], cwd=place.root, capture_output=True, text=True, timeout=120,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [sys.executable, "-m", "stages.qai_compile", f"frames={FRAMES}"], cwd=place.root, capture_output=True,
+        text=True, timeout=120, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     case.assert_no_token(place.root, run.stdout, run.stderr)
     assert run.returncode == 1

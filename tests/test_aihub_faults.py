@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("no_token_leaves")
 def _run(root: Path, what: str, rename: int = 0, after: bool = False, kill: Callable[[int], None] | None = None) -> int:
     """One run in a process of its own; its exit code, negative for a signal."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.aihub_case", "qai_hub", "kokoro_npu.aihub.profile"])
+    context.set_forkserver_preload(["tests.aihub_case", "qai_hub", "kokoro_npu.evaluate.device_profile"])
     process = context.Process(target=case.child, args=(str(root), str(root / "client.ini"), what, rename, after))
     # Starting a process also collects the exit codes of the others; a thread that reads one meanwhile gets 255.
     with _COLLECTING:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
-from kokoro_npu.audit import audit_decoder, audit_graph, op_table, require_npu_ready
-from kokoro_npu.compile import CompileSettings, Target
+from kokoro_npu.audit.decoder import audit_decoder
+from kokoro_npu.audit.ops import audit_graph, op_table, require_npu_ready
+from kokoro_npu.compile.options import CompileSettings, Target
 from kokoro_npu.errors import KokoroNpuError
 from tests.small_graphs import decoder_like, save_model
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from kokoro_npu.audit import audit_placement
-from kokoro_npu.audit.placement import _reasons
-from kokoro_npu.compile import CompileSettings, Target, toolchain
+from kokoro_npu.audit.placement import _reasons, audit_placement
+from kokoro_npu.compile import toolchain
+from kokoro_npu.compile.options import CompileSettings, Target
 from kokoro_npu.errors import KokoroNpuError
 
 SM8650 = Target("sm8650", "Snapdragon 8 Gen 3", 57, 75, 8)

@@ -13,11 +13,12 @@ import psutil
 import pytest
 from onnx import helper
 
-from kokoro_npu.compile import BACKENDS, compile_decoder, compile_decoders, memory, toolchain
+from kokoro_npu.compile import memory, toolchain
+from kokoro_npu.compile.backends import BACKENDS, compile_decoder, compile_decoders
 from kokoro_npu.compile.binary import BinaryInfo, GraphInfo, check_binary, read_binary
 from kokoro_npu.compile.options import CompileSettings, Spec, Target
+from kokoro_npu.compile.shared import compile_shared
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.shared_binary import compile_shared
 from tests.small_graphs import INPUTS, WIDTH, decoder_like, save_model
 
 SM8650 = Target("sm8650", "Snapdragon 8 Gen 3", 57, 75, 8)

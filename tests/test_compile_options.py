@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kokoro_npu.compile import CompileSettings, Target
-from kokoro_npu.compile.options import provider_options, session_entries
+from kokoro_npu.compile.options import CompileSettings, Target, provider_options, session_entries
 from kokoro_npu.errors import KokoroNpuError
 
 SM8650 = Target("sm8650", "Snapdragon 8 Gen 3", 57, 75, 8)

@@ -13,21 +13,24 @@ import pytest
 from click.testing import CliRunner
 from onnx import helper
 
-from kokoro_npu import metrics
-from kokoro_npu.audit import audit_decoder, audit_graph, audit_placement
-from kokoro_npu.chips import read_chips
-from kokoro_npu.cli import cli
-from kokoro_npu.compile import CompileSettings, Spec, Target, compile_decoder, compile_decoders, toolchain
+from kokoro_npu.audio import metrics
+from kokoro_npu.audit.decoder import audit_decoder
+from kokoro_npu.audit.ops import audit_graph
+from kokoro_npu.audit.placement import audit_placement
+from kokoro_npu.cli.main import cli
+from kokoro_npu.compile import toolchain
+from kokoro_npu.compile.backends import compile_decoder, compile_decoders
 from kokoro_npu.compile.binary import check_binary, model_io, read_binary
-from kokoro_npu.compile.options import provider_options
+from kokoro_npu.compile.chips import read_chips
+from kokoro_npu.compile.options import CompileSettings, Spec, Target, provider_options
+from kokoro_npu.compile.shared import compile_shared
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.export import export_decoder
 from kokoro_npu.files import read_json, sha256
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.runtime import pad_to_bucket
-from kokoro_npu.sessions import cpu_session
-from kokoro_npu.shared_binary import compile_shared
-from kokoro_npu.shared_weights import Pack
+from kokoro_npu.graphs.sessions import cpu_session
+from kokoro_npu.graphs.shared_weights import Pack
+from kokoro_npu.host.steps import pad_to_bucket
+from kokoro_npu.model.export import export_decoder
 from tests.narrow_model import narrow_kmodel, random_features
 from tests.small_graphs import decoder_like, quantize_w8a16
 

@@ -135,8 +135,8 @@ def test_a_section_that_is_no_mapping_is_named(params: Any) -> None:
 # A stage in a directory of its own, under the real decorator.
 _STAGE = f"""\
 import sys
-sys.path.insert(0, {str(ROOT / "stages")!r})
-from _config import stage
+sys.path.insert(0, {str(ROOT)!r})
+from stages._config import stage
 heavy = {{"torch", "onnxruntime", "onnx", "dvc"}} & set(sys.modules)
 from kokoro_npu.errors import KokoroNpuError
 
@@ -162,9 +162,9 @@ def assert_one_line(run: "subprocess.CompletedProcess[str]", pattern: str) -> No
 
 
 def test_a_stage_reads_params_and_its_bucket_and_leaves_nothing_behind(tmp_path: Path, params: Any) -> None:
-    body = "print(cfg.frames, cfg.quantize.gates.quant_snr_db_min, list(cfg.buckets), heavy)"
+    body = "print(cfg.frames, cfg.quantize.gates.quantized_snr_db_min, list(cfg.buckets), heavy)"
     run = run_stage(tmp_path, params, body, "frames=120")
-    gate = params["quantize"]["gates"]["quant_snr_db_min"]
+    gate = params["quantize"]["gates"]["quantized_snr_db_min"]
     assert (run.stdout, run.stderr) == (f"120 {gate} {params['buckets']} set()\n", "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["params.yaml", "script.py"]
 
@@ -214,7 +214,7 @@ def test_a_stage_takes_the_library_of_its_own_tree(tmp_path: Path) -> None:
     """A queued experiment runs in a copy, while the environment has the library of the clone it was made in."""
     (tmp_path / "kokoro_npu").mkdir()
     (tmp_path / "kokoro_npu/__init__.py").write_text("raise ImportError('the library of another tree')\n")
-    command = [sys.executable, str(ROOT / "stages/_config.py")]
+    command = [sys.executable, "-m", "stages._config"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from kokoro_npu.cost import count
+from kokoro_npu.graphs.cost import count
 
 
 def _save(

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
-from kokoro_npu.cli import cli
-from kokoro_npu.counting import NAME, OP, OP_DTYPE, count, difference, file_size
+from kokoro_npu.cli.main import cli
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.onnx_files import external_files, read_graph, read_model
-from kokoro_npu.quantize.estimate import AS_STORED, FP16, INT8, Thresholds, estimate_size
-from kokoro_npu.quantize.trial_table import read_trials
+from kokoro_npu.graphs.counting import NAME, OP, OP_DTYPE, count, difference, file_size
+from kokoro_npu.graphs.reading import external_files, read_graph, read_model
+from kokoro_npu.sensitivity.estimate import AS_STORED, FP16, INT8, Thresholds, estimate_size
+from kokoro_npu.sensitivity.table import read_trials
 
 F32, U8 = np.float32, np.uint8
 MIXED = np.ones((4, 8), F32)

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from kokoro import KModel
 from torch import Tensor, nn
 
-from kokoro_npu import metrics, parity, reference
-from kokoro_npu.blocks import Affine, MaskedResBlock, Rate, StyleProjections, TwoPhaseUpsample
-from kokoro_npu.decoder import InverseSTFT, StaticDecoder
+from kokoro_npu.audio import metrics
+from kokoro_npu.build.labels import TORCH
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.features import Recorded
+from kokoro_npu.evaluate import parity
 from kokoro_npu.geometry import (
     DECODE_RATE,
     HOP,
@@ -28,9 +28,11 @@ from kokoro_npu.geometry import (
     Bucket,
     source_steps,
 )
-from kokoro_npu.istft import SYNTHESIS_PADDING, edge_kernel, hann_window, synthesis_kernel
-from kokoro_npu.runtime import Array, pad_to_bucket, trim
-from kokoro_npu.variants import TORCH
+from kokoro_npu.host.steps import Array, pad_to_bucket, trim
+from kokoro_npu.model import reference
+from kokoro_npu.model.blocks import Affine, MaskedResBlock, Rate, StyleProjections, TwoPhaseUpsample
+from kokoro_npu.model.decoder import InverseSTFT, StaticDecoder
+from kokoro_npu.model.istft import SYNTHESIS_PADDING, edge_kernel, hann_window, synthesis_kernel
 from tests.narrow_model import as_tensors, enliven, random_features
 from tests.tiny_model import tiny_kmodel
 
@@ -210,9 +212,9 @@ FAULTS: dict[str, Callable[[StaticDecoder], None]] = {
 GATES = {"torch_snr_db_min": EXACT_DB}
 
 
-def _recorded(model: KModel, frames: int, voice: Array) -> Recorded:
+def _recorded(model: KModel, frames: int, voice: Array) -> ReferenceUtterance:
     features = random_features(frames, seed=frames) | {"ref_style": voice[:, :STYLE_DIM]}
-    return Recorded(
+    return ReferenceUtterance(
         id=f"say-{frames}",
         part="evaluation",
         frames=frames,
@@ -226,17 +228,17 @@ def _recorded(model: KModel, frames: int, voice: Array) -> Recorded:
 
 
 @pytest.fixture(scope="module")
-def spoken(narrow: KModel) -> list[Recorded]:
+def spoken(narrow: KModel) -> list[ReferenceUtterance]:
     voice = (0.3 * np.random.default_rng(0).standard_normal((1, VOICE_DIM))).astype(np.float32)
     return [_recorded(narrow, frames, voice) for frames in (8, 15, 24)]
 
 
-def _gate(recorded: list[Recorded], run: parity.Variant) -> None:
+def _gate(recorded: list[ReferenceUtterance], run: parity.Variant) -> None:
     table = parity.evaluate(recorded, BUCKET, iter([(TORCH, run)]))
     parity.check_gates(table, GATES, f"parity-eval@{BUCKET.frames}")
 
 
-def test_the_gate_is_open_without_a_fault(narrow: KModel, spoken: list[Recorded]) -> None:
+def test_the_gate_is_open_without_a_fault(narrow: KModel, spoken: list[ReferenceUtterance]) -> None:
     _gate(spoken, parity.torch_variant(StaticDecoder(narrow.decoder, BUCKET)))
 
 
@@ -244,14 +246,14 @@ NAMED = r"^parity-eval@24: say-(8|15|24) misses torch_snr_db_min 100 with -?[\d.
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_closes_the_gate(narrow: KModel, spoken: list[Recorded], fault: str) -> None:
+def test_a_planted_fault_closes_the_gate(narrow: KModel, spoken: list[ReferenceUtterance], fault: str) -> None:
     decoder = StaticDecoder(narrow.decoder, BUCKET)
     FAULTS[fault](decoder)
     with pytest.raises(KokoroNpuError, match=NAMED):
         _gate(spoken, parity.torch_variant(decoder))
 
 
-def test_swapped_style_halves_close_the_gate(narrow: KModel, spoken: list[Recorded]) -> None:
+def test_swapped_style_halves_close_the_gate(narrow: KModel, spoken: list[ReferenceUtterance]) -> None:
     """The decoder's style is the first half of a voice; the second is the prosody's."""
     decoder = parity.torch_variant(StaticDecoder(narrow.decoder, BUCKET))
 
@@ -263,7 +265,9 @@ def test_swapped_style_halves_close_the_gate(narrow: KModel, spoken: list[Record
 
 
 @pytest.mark.parametrize("name", ["frame_mask", "frame_ratio"])
-def test_a_host_that_forgets_the_padding_closes_the_gate(narrow: KModel, spoken: list[Recorded], name: str) -> None:
+def test_a_host_that_forgets_the_padding_closes_the_gate(
+    narrow: KModel, spoken: list[ReferenceUtterance], name: str
+) -> None:
     """Full utterances do not notice: the gate names one that is padded."""
     decoder = parity.torch_variant(StaticDecoder(narrow.decoder, BUCKET))
 

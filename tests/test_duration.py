@@ -9,9 +9,9 @@ import torch
 from kokoro import KModel
 from torch import Tensor
 
-from kokoro_npu.duration import DurationModel
 from kokoro_npu.geometry import STYLE_DIM, VOICE_DIM
-from kokoro_npu.runtime import align
+from kokoro_npu.host.steps import align
+from kokoro_npu.model.duration import DurationModel
 
 
 class Upstream(NamedTuple):

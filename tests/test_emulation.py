@@ -9,17 +9,17 @@ import pandas as pd
 import pytest
 from kokoro import KModel
 
-from kokoro_npu.audit import numerics
-from kokoro_npu.audit.numerics import FP16, QUANTIZED, Form, audit_numerics, check_gates, summarize
-from kokoro_npu.compile import CompileSettings, Target, toolchain
-from kokoro_npu.emulation import cuts, htp
+from kokoro_npu.compile import toolchain
+from kokoro_npu.compile.options import CompileSettings, Target
+from kokoro_npu.emulation import bisect, htp, numerics
 from kokoro_npu.emulation.classes import op_classes
 from kokoro_npu.emulation.graph import Graph, Tensor, values
 from kokoro_npu.emulation.htp import Answer, Job, agreement_db
+from kokoro_npu.emulation.numerics import FP16, QUANTIZED, Form, audit_numerics, check_gates, summarize
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.export import export_decoder
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.runtime import pad_to_bucket
+from kokoro_npu.host.steps import pad_to_bucket
+from kokoro_npu.model.export import export_decoder
 from tests.narrow_model import random_features
 from tests.small_graphs import INPUTS, WIDTH, decoder_like, quantize_w8a16
 
@@ -207,8 +207,8 @@ def test_agreement_is_that_of_the_worst_output() -> None:
 def test_cuts_name_the_first_op_that_departs(
     models: dict[str, onnx.ModelProto], feeds: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    monkeypatch.setattr(cuts, "emulate", FakeHtp(wrong="LeakyRelu"))
-    found = list(cuts.compare(models[form], feeds, TARGET, SETTINGS))
+    monkeypatch.setattr(bisect, "emulate", FakeHtp(wrong="LeakyRelu"))
+    found = list(bisect.compare(models[form], feeds, TARGET, SETTINGS))
     first = next(cut for cut in found if cut.departs(40))
     assert (first.node, first.op, first.tensor) == ("leaky", "LeakyRelu", "lr")
     before = [cut.snr_db for cut in found[: found.index(first)]]
@@ -220,12 +220,12 @@ def test_cuts_name_the_first_op_that_departs(
 def test_a_scope_starts_from_onnx_runtimes_values(
     models: dict[str, onnx.ModelProto], feeds: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuts, "emulate", FakeHtp(wrong="LeakyRelu"))
-    found = list(cuts.compare(models[FP16], feeds, TARGET, SETTINGS, scope="mask"))
+    monkeypatch.setattr(bisect, "emulate", FakeHtp(wrong="LeakyRelu"))
+    found = list(bisect.compare(models[FP16], feeds, TARGET, SETTINGS, scope="mask"))
     assert [cut.node for cut in found] == ["mask1", "mask2", "mask3", "mask4", "mask5", "mask6"]
     assert not any(cut.departs(100) for cut in found)
     with pytest.raises(KokoroNpuError, match="'nosuch' is the prefix of no op"):
-        list(cuts.compare(models[FP16], feeds, TARGET, SETTINGS, scope="nosuch"))
+        list(bisect.compare(models[FP16], feeds, TARGET, SETTINGS, scope="nosuch"))
 
 
 def test_a_crash_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:

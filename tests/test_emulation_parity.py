@@ -9,18 +9,19 @@ import pytest
 import soundfile
 from kokoro import KModel
 
-from kokoro_npu import metrics, reference
-from kokoro_npu.compile import CompileSettings, Target
-from kokoro_npu.emulation import parity
+from kokoro_npu.audio import metrics
+from kokoro_npu.build.labels import QUANTIZED
+from kokoro_npu.compile.options import CompileSettings, Target
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.emulation.htp import Answer, Job
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.export import export_decoder
-from kokoro_npu.features import Recorded
+from kokoro_npu.evaluate import emulated
+from kokoro_npu.evaluate.parity import evaluate
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import SAMPLES_PER_FRAME, Bucket
-from kokoro_npu.parity import evaluate
-from kokoro_npu.sessions import cpu_session
-from kokoro_npu.variants import QUANT
+from kokoro_npu.graphs.sessions import cpu_session
+from kokoro_npu.model import reference
+from kokoro_npu.model.export import export_decoder
 from tests.narrow_model import random_features
 
 BUCKET, LENGTHS = Bucket(8), (5, 8, 11, 30)
@@ -50,82 +51,90 @@ class FakeHtp:
 
 
 @pytest.fixture(scope="module")
-def recorded(narrow: KModel) -> list[Recorded]:
+def recorded(narrow: KModel) -> list[ReferenceUtterance]:
     found = []
     for frames in LENGTHS:
         features = random_features(frames, frames)
         audio = reference.decode(narrow.decoder, features)
         voice = np.zeros((1, 256), np.float32)
         found.append(
-            Recorded(f"u{frames}", "evaluation", frames, 1.0, 0, features, audio, np.zeros((1, 3), np.int64), voice)
+            ReferenceUtterance(
+                f"u{frames}", "evaluation", frames, 1.0, 0, features, audio, np.zeros((1, 3), np.int64), voice
+            )
         )
     return found
 
 
 @pytest.fixture(scope="module")
-def decoders(narrow: KModel, tmp_path_factory: pytest.TempPathFactory) -> list[parity.Decoder]:
+def decoders(narrow: KModel, tmp_path_factory: pytest.TempPathFactory) -> list[emulated.Decoder]:
     directory = tmp_path_factory.mktemp("decoders")
     for name in ("float", "quantized"):
         model = export_decoder(narrow, BUCKET)
         model.producer_name = name  # answers are kept by the model's bytes
         write_onnx(directory / f"{name}.onnx", model)
-    names = {parity.FP16: "float", QUANT: "quantized"}
-    return [parity.Decoder(variant, directory / f"{name}.onnx", "fp16") for variant, name in names.items()]
+    names = {emulated.FP16: "float", QUANTIZED: "quantized"}
+    return [emulated.Decoder(variant, directory / f"{name}.onnx", "fp16") for variant, name in names.items()]
 
 
 def _run(
-    fake: FakeHtp, decoders: list[parity.Decoder], utterances: list[Recorded], cache: Path, patch: pytest.MonkeyPatch
+    fake: FakeHtp,
+    decoders: list[emulated.Decoder],
+    utterances: list[ReferenceUtterance],
+    cache: Path,
+    patch: pytest.MonkeyPatch,
 ) -> dict[tuple[str, str], Any]:
-    patch.setattr(parity, "compile_decoder", fake.compile)
-    patch.setattr(parity, "emulate", fake.emulate)
-    return parity.decode_all(decoders, utterances, BUCKET, TARGET, SETTINGS, cache, 1)
+    patch.setattr(emulated, "compile_decoder", fake.compile)
+    patch.setattr(emulated, "emulate", fake.emulate)
+    return emulated.decode_all(decoders, utterances, BUCKET, TARGET, SETTINGS, cache, 1)
 
 
-def test_the_shortest_utterances_and_the_middle_of_longer_ones(narrow: KModel, recorded: list[Recorded]) -> None:
-    chosen = parity.short_utterances(recorded[::-1], BUCKET, 3, narrow)
+def test_the_shortest_utterances_and_the_middle_of_longer_ones(
+    narrow: KModel, recorded: list[ReferenceUtterance]
+) -> None:
+    chosen = emulated.short_utterances(recorded[::-1], BUCKET, 3, narrow)
     assert [(item.id, item.frames) for item in chosen] == [("u5", 5), ("u8", 8), ("u11[cut]", 8)]
     for item in chosen:
         truth = reference.decode(narrow.decoder, item.features)
         assert metrics.snr_db(truth, item.reference) > 100
     with pytest.raises(KokoroNpuError, match="5 utterances are asked for and 4 were recorded"):
-        parity.short_utterances(recorded, BUCKET, 5, narrow)
+        emulated.short_utterances(recorded, BUCKET, 5, narrow)
 
 
 def test_figures_are_those_of_the_emulated_audio(
     narrow: KModel,
-    recorded: list[Recorded],
-    decoders: list[parity.Decoder],
+    recorded: list[ReferenceUtterance],
+    decoders: list[emulated.Decoder],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    utterances = parity.short_utterances(recorded, BUCKET, 3, narrow)
+    utterances = emulated.short_utterances(recorded, BUCKET, 3, narrow)
     audio = _run(FakeHtp(), decoders, utterances, tmp_path / "cache", monkeypatch)
     assert "6 of 6 decodings to emulate: about " in capsys.readouterr().err
     quantized = decoders[1].path
-    table = evaluate(utterances, BUCKET, parity.variants(audio, utterances, BUCKET, quantized))
-    report = parity.summarize(table)
+    table = evaluate(utterances, BUCKET, emulated.variants(audio, utterances, BUCKET, quantized))
+    report = emulated.summarize(table)
     assert report["utterances"] == 3
     # 1 % too large is 40 dB; the same decoder on ONNX Runtime is exact.
     assert report["fp16_snr_db_min"] == pytest.approx(40, abs=0.1)
-    assert report["quant_snr_db_min"] == pytest.approx(40, abs=0.1)
-    assert report["quant_cpu_snr_db_min"] > 80
-    parity.write_wavs(audio, utterances, tmp_path / "wavs")
-    sound, rate = soundfile.read(tmp_path / "wavs" / "u5_quant.wav")
+    assert report["quantized_snr_db_min"] == pytest.approx(40, abs=0.1)
+    assert report["quantized_cpu_snr_db_min"] > 80
+    emulated.write_wavs(audio, utterances, tmp_path / "wavs")
+    sound, rate = soundfile.read(tmp_path / "wavs" / "u5_quantized.wav")
     assert (rate, len(sound)) == (24_000, 5 * SAMPLES_PER_FRAME)
     assert len(list((tmp_path / "wavs").iterdir())) == 9
 
 
 def test_a_killed_run_goes_on_where_it_stopped(
     narrow: KModel,
-    recorded: list[Recorded],
-    decoders: list[parity.Decoder],
+    recorded: list[ReferenceUtterance],
+    decoders: list[emulated.Decoder],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    utterances = parity.short_utterances(recorded, BUCKET, 2, narrow)
+    utterances = emulated.short_utterances(recorded, BUCKET, 2, narrow)
     fake = FakeHtp(dies_at=3)
-    with pytest.raises(KokoroNpuError, match=r"^emulate quant u5: the emulation died of SIGKILL$"):
+    with pytest.raises(KokoroNpuError, match=r"^emulate quantized u5: the emulation died of SIGKILL$"):
         _run(fake, decoders, utterances, tmp_path, monkeypatch)
     again = FakeHtp()
     done = len(list(tmp_path.glob("*.npy")))

@@ -13,25 +13,30 @@ from click.testing import CliRunner
 from kokoro import KModel
 from torch import Tensor, nn
 
-from kokoro_npu import metrics, reference
-from kokoro_npu.audit.numerics import FP16, QUANTIZED, Form, audit_numerics, check_gates
-from kokoro_npu.blocks import TwoPhaseUpsample
-from kokoro_npu.cli import cli
-from kokoro_npu.compile import CompileSettings, Spec, Target, compile_decoder, toolchain
-from kokoro_npu.emulation import parity
-from kokoro_npu.emulation.cuts import compare
+from kokoro_npu.audio import metrics
+from kokoro_npu.cli.main import cli
+from kokoro_npu.compile import toolchain
+from kokoro_npu.compile.backends import compile_decoder
+from kokoro_npu.compile.options import CompileSettings, Spec, Target
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
+from kokoro_npu.emulation.bisect import compare
 from kokoro_npu.emulation.graph import Graph, values
 from kokoro_npu.emulation.htp import Job, emulate
-from kokoro_npu.emulation.parity import Decoder
+from kokoro_npu.emulation.numerics import FP16, QUANTIZED, Form, audit_numerics, check_gates
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.export import export_decoder, export_module
-from kokoro_npu.features import Recorded
+from kokoro_npu.evaluate import emulated
+from kokoro_npu.evaluate.emulated import Decoder
+from kokoro_npu.evaluate.parity import evaluate
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.parity import evaluate
-from kokoro_npu.quantize import Calibration, Recipe, calibrate, quantize_decoder
-from kokoro_npu.quantize.lines import Line
-from kokoro_npu.runtime import Array
+from kokoro_npu.host.steps import Array
+from kokoro_npu.model import reference
+from kokoro_npu.model.blocks import TwoPhaseUpsample
+from kokoro_npu.model.export import export_decoder, export_module
+from kokoro_npu.quantize.apply import quantize_decoder
+from kokoro_npu.quantize.calibrate import calibrate
+from kokoro_npu.quantize.overrides import Line
+from kokoro_npu.quantize.recipe import Calibration, Recipe
 from tests.narrow_model import random_features
 from tests.small_graphs import INPUTS, decoder_like
 
@@ -231,10 +236,10 @@ def test_a_whole_narrow_decoder_in_half_precision(narrow: KModel, tmp_path: Path
     write_onnx(path, export_decoder(narrow, bucket))
     truth = reference.decode(narrow.decoder, features)
     voice = np.zeros((1, 256), np.float32)
-    item = Recorded("u6", "evaluation", 6, 1.0, 0, features, truth, np.zeros((1, 3), np.int64), voice)
-    decoder = Decoder(parity.FP16, path, "fp16")
-    audio = parity.decode_all([decoder], [item], bucket, TARGET, LEVEL2, tmp_path / "cache", 1)
-    table = evaluate([item], bucket, parity.variants(audio, [item], bucket, path))
+    item = ReferenceUtterance("u6", "evaluation", 6, 1.0, 0, features, truth, np.zeros((1, 3), np.int64), voice)
+    decoder = Decoder(emulated.FP16, path, "fp16")
+    audio = emulated.decode_all([decoder], [item], bucket, TARGET, LEVEL2, tmp_path / "cache", 1)
+    table = evaluate([item], bucket, emulated.variants(audio, [item], bucket, path))
     figures = table.set_index("variant")["snr_db"]
-    assert figures[parity.QUANT_CPU] > 90  # the float graph on ONNX Runtime
-    assert 25 < figures[parity.FP16] < 80
+    assert figures[emulated.QUANTIZED_CPU] > 90  # the float graph on ONNX Runtime
+    assert 25 < figures[emulated.FP16] < 80

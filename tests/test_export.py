@@ -10,18 +10,20 @@ import torch
 from kokoro import KModel
 from onnx import TensorProto, numpy_helper
 
-from kokoro_npu import duration, metrics, parity, prosody, reference
-from kokoro_npu.duration import DurationModel
+from kokoro_npu.audio import metrics
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.evaluate import parity
 from kokoro_npu.files import sha256, write_onnx
-from kokoro_npu.frontend import Frontend
 from kokoro_npu.geometry import PROSODY_DIM, SAMPLES_PER_FRAME, STYLE_DIM, VOICE_DIM, Bucket
-from kokoro_npu.prosody import ProsodyModel
+from kokoro_npu.graphs.sessions import cpu_session
+from kokoro_npu.graphs.shared_weights import MIN_BYTES, Pack
+from kokoro_npu.host.frontend import Frontend
+from kokoro_npu.host.steps import pad_to_bucket, trim
+from kokoro_npu.model import duration, prosody, reference
+from kokoro_npu.model.duration import DurationModel
+from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.model.prosody import ProsodyModel
 from kokoro_npu.quantize.encodings import COPIES
-from kokoro_npu.runtime import pad_to_bucket, trim
-from kokoro_npu.sessions import cpu_session
-from kokoro_npu.shared_weights import MIN_BYTES, Pack
 from tests.narrow_model import random_features
 
 FRAMES = (16, 24)

@@ -7,17 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from kokoro_npu.audio.wav import write_wav
+from kokoro_npu.build.labels import FP32, QUANTIZED, REFERENCE
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.variants import FP32, QUANT, REFERENCE
-from kokoro_npu.wav import write_wav
 
-listening = pytest.importorskip("kokoro_npu.listening")  # extra `listening`
+listening = pytest.importorskip("kokoro_npu.evaluate.word_errors")  # extra `listening`
 
-GOOD = {"wer_points_fp32": 0.0, "wer_points_quant": 0.5, "wer_points_noise": 60.0, "wer_points_half_speed": 55.0}
+GOOD = {"wer_points_fp32": 0.0, "wer_points_quantized": 0.5, "wer_points_noise": 60.0, "wer_points_half_speed": 55.0}
 
 
 def check(**changes: float) -> None:
-    listening.check_gates(GOOD | changes, [FP32, QUANT], points_max=1.0, control_points_min=30.0)
+    listening.check_gates(GOOD | changes, [FP32, QUANTIZED], points_max=1.0, control_points_min=30.0)
 
 
 def test_words_are_what_is_said() -> None:
@@ -30,10 +30,10 @@ def test_the_rates_are_over_all_words_and_phases() -> None:
         ("a", REFERENCE, 1, 10, 3),
         ("b", REFERENCE, 0, 30, 0),
         ("b", REFERENCE, 1, 30, 0),
-        ("a", QUANT, 0, 10, 2),
-        ("a", QUANT, 1, 10, 4),
-        ("b", QUANT, 0, 30, 2),
-        ("b", QUANT, 1, 30, 0),
+        ("a", QUANTIZED, 0, 10, 2),
+        ("a", QUANTIZED, 1, 10, 4),
+        ("b", QUANTIZED, 0, 30, 2),
+        ("b", QUANTIZED, 1, 30, 0),
         ("a", listening.SLOW, 0, 10, 10),
     ]
     table = pd.DataFrame(rows, columns=["utterance", "variant", "phase", "words", "errors"])
@@ -41,8 +41,8 @@ def test_the_rates_are_over_all_words_and_phases() -> None:
         "utterances": 2,
         "words": 40,
         "wer_reference": 5.0,
-        "wer_quant": 10.0,
-        "wer_points_quant": 5.0,
+        "wer_quantized": 10.0,
+        "wer_points_quantized": 5.0,
         "wer_half_speed": 100.0,
         "wer_points_half_speed": 95.0,
     }
@@ -50,14 +50,14 @@ def test_the_rates_are_over_all_words_and_phases() -> None:
 
 def test_good_figures_pass() -> None:
     check()
-    check(wer_points_quant=1.0, wer_points_noise=30.0)
-    check(wer_points_quant=-2.0)
+    check(wer_points_quantized=1.0, wer_points_noise=30.0)
+    check(wer_points_quantized=-2.0)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"wer_points_quant": 1.01}, "quant loses 1.01 points .* more than 1;"),
+        ({"wer_points_quantized": 1.01}, "quantized loses 1.01 points .* more than 1;"),
         ({"wer_points_fp32": float("nan")}, "fp32 loses nan points"),
         ({"wer_points_noise": 29.0}, "the control noise loses 29.0 points, less than 30"),
         ({"wer_points_half_speed": float("nan")}, "the control half-speed loses nan points"),
@@ -75,7 +75,7 @@ def test_each_clip_is_heard_at_every_phase() -> None:
         heard.append(len(audio))
         return "the kettle boils now" if len(audio) % 120 else "kettle"
 
-    clip = ("a", QUANT, "The kettle boils!", np.zeros(2400, np.float32))
+    clip = ("a", QUANTIZED, "The kettle boils!", np.zeros(2400, np.float32))
     control = ("a", listening.NOISE, "The kettle boils!", np.zeros(1200, np.float32))
     table = listening.listen([clip, control], recogniser, phases=4)
     assert heard == [2400, 2460, 2520, 2580, 1200]
@@ -98,17 +98,17 @@ def test_controls_keep_what_they_must() -> None:
 def test_a_clip_is_taken_from_the_bucket_that_the_host_would_choose(tmp_path: Path) -> None:
     for frames, utterances in ((60, "a"), (400, "ab")):
         for utterance in utterances:
-            for variant in (REFERENCE, FP32, QUANT):
+            for variant in (REFERENCE, FP32, QUANTIZED):
                 audio = np.full(600, frames / 1000, np.float32)
                 write_wav(tmp_path / str(frames) / f"{utterance}.{variant}.wav", audio)
     texts = {"a": "one", "b": "two", "c": "too long for any"}
     clips = list(listening.clips(tmp_path, [400, 60], texts, seed=0))
     kept = {(u, v): float(audio[0]) for u, v, _, audio in clips if v not in listening.CONTROLS}
     assert kept == {
-        **{("a", v): pytest.approx(0.06, abs=1e-4) for v in (REFERENCE, FP32, QUANT)},
-        **{("b", v): pytest.approx(0.4, abs=1e-4) for v in (REFERENCE, FP32, QUANT)},
+        **{("a", v): pytest.approx(0.06, abs=1e-4) for v in (REFERENCE, FP32, QUANTIZED)},
+        **{("b", v): pytest.approx(0.4, abs=1e-4) for v in (REFERENCE, FP32, QUANTIZED)},
     }
-    assert {v for _, v, _, _ in clips} == {REFERENCE, FP32, QUANT, *listening.CONTROLS}
+    assert {v for _, v, _, _ in clips} == {REFERENCE, FP32, QUANTIZED, *listening.CONTROLS}
     with pytest.raises(KokoroNpuError, match="no whole utterance fits"):
         list(listening.clips(tmp_path / "none", [60], texts, seed=0))
 

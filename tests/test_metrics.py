@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from kokoro_npu import metrics
+from kokoro_npu.audio import metrics
 from kokoro_npu.geometry import SAMPLE_RATE
 
 

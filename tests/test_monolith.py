@@ -10,19 +10,19 @@ from click.testing import CliRunner
 from kokoro import KModel
 from onnx import TensorProto, helper
 
-from kokoro_npu import weights
-from kokoro_npu.cli import cli
+from kokoro_npu.cli.main import cli
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.export import export_decoder, export_duration, export_prosody
 from kokoro_npu.files import write_onnx
-from kokoro_npu.frontend import Frontend, tokenize, voice_row
 from kokoro_npu.geometry import NOISE_TAIL, Bucket
-from kokoro_npu.monolith import Monolith, predict_durations
-from kokoro_npu.quantize.variants import VARIANTS, Source, variant_bytes, write_variant
-from kokoro_npu.reference import synthesize
-from kokoro_npu.runtime import pad_to_bucket, trim
-from kokoro_npu.sessions import cpu_session
-from kokoro_npu.whole_model import measured
+from kokoro_npu.graphs.sessions import cpu_session
+from kokoro_npu.host.frontend import Frontend, tokenize, voice_row
+from kokoro_npu.host.steps import pad_to_bucket, trim
+from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.model.reference import synthesize
+from kokoro_npu.variants.conversion import VARIANTS, Source, variant_bytes, write_variant
+from kokoro_npu.variants.monolith import Monolith, predict_durations
+from kokoro_npu.variants.whole_model import measured
+from kokoro_npu.weights import canonical
 from tests.conftest import DOWNLOADS
 
 PHONEMES = "həlˈO, wˈɜːld!"
@@ -62,7 +62,7 @@ def test_given_its_own_durations_it_says_the_same_and_given_a_source_it_is_near_
     monolith: Path, real_weights: Path, real_kmodel: KModel, cpu: Path
 ) -> None:
     tokens = tokenize(PHONEMES, real_kmodel.vocab, "test")
-    voice = voice_row(weights.load_voices(real_weights), "jf_alpha", PHONEMES)
+    voice = voice_row(canonical.load_voices(real_weights), "jf_alpha", PHONEMES)
     plain = cpu_session(monolith).run(
         None, {"tokens": tokens, "style": voice, "speed": np.ones(1, np.float32)}
     )[0].reshape(-1)  # fmt: skip
@@ -104,7 +104,7 @@ def test_the_smallest_variant_is_smaller_and_nearer_than_the_monolith(
     assert variant_bytes(out, [FRAMES]) < SEED3_BYTES < monolith.stat().st_size
 
     tokens = tokenize(PHONEMES, real_kmodel.vocab, "test")
-    voice = voice_row(weights.load_voices(real_weights), "jf_alpha", PHONEMES)
+    voice = voice_row(canonical.load_voices(real_weights), "jf_alpha", PHONEMES)
     frontend = Frontend(cpu / "kokoro_duration.onnx", cpu / "kokoro_prosody.onnx")
     prepared = frontend.prepare(tokens, voice, 1.0, np.random.default_rng(0))
     noise = prepared.features["noise"]

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.nnapi import unseen, usability
+from kokoro_npu.runtimes.nnapi import unseen, usability
 from tests.small_graphs import decoder_like, quantize_w8a16, save_model
 
 

@@ -14,11 +14,11 @@ import pytest
 import soundfile
 from PIL import Image
 
+from kokoro_npu.audio.wav import read_wav
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import write_json
 from kokoro_npu.page import baseline, charts, figures, sound
 from kokoro_npu.runtimes.table import COLUMNS
-from kokoro_npu.wav import read_wav
 from tests.page_case import FRAMES, make_page, reports, write_build, write_reports
 
 
@@ -146,7 +146,7 @@ def test_players_hold_the_wavs_bit_for_bit(build: Path) -> None:
     kept = [
         read_wav(build / f"artifacts/parity/{frames}/{utterance}.{variant}.wav")
         for utterance, frames in titles
-        for variant in ("reference", "fp32", "quant")
+        for variant in ("reference", "fp32", "quantized")
     ]
     assert [np.array_equal(a, b) for a, b in zip(heard, kept, strict=True)] == [True] * 6
 

@@ -7,21 +7,22 @@ import pandas as pd
 import pytest
 from kokoro import KModel
 
-from kokoro_npu import parity, reference
-from kokoro_npu.decoder import StaticDecoder
+from kokoro_npu.build.labels import FP32, QUANTIZED, TORCH
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.features import Recorded
+from kokoro_npu.evaluate import parity
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.runtime import Array
-from kokoro_npu.variants import FP32, QUANT, TORCH
+from kokoro_npu.host.steps import Array
+from kokoro_npu.model import reference
+from kokoro_npu.model.decoder import StaticDecoder
 from tests.narrow_model import random_features
 
 GATES = {
     "torch_snr_db_min": 100.0,
     "fp32_snr_db_min": 85.0,
-    "quant_snr_db_min": 20.0,
-    "quant_magspec_corr_min": 0.95,
-    "quant_logmel_mae_max": 1.0,
+    "quantized_snr_db_min": 20.0,
+    "quantized_magspec_corr_min": 0.95,
+    "quantized_logmel_mae_max": 1.0,
 }
 GOOD = {"snr_db": 114.0, "waveform_corr": 1.0, "magspec_corr": 0.999, "logmel_mae": 0.2}
 
@@ -29,7 +30,7 @@ GOOD = {"snr_db": 114.0, "waveform_corr": 1.0, "magspec_corr": 0.999, "logmel_ma
 def _table(**faults: Any) -> pd.DataFrame:
     """Three utterances by three variants, all good but for ``<variant>_<column>`` of utterance ``b``."""
     rows = []
-    for variant in (TORCH, FP32, QUANT):
+    for variant in (TORCH, FP32, QUANTIZED):
         for utterance in "abc":
             row: dict[str, Any] = {"utterance": utterance, "variant": variant, "frames": 9, "fill": 0.5}
             row |= GOOD | {"band_60-250_db": 0.1, "band_250-1000_db": -0.3, "duration_mismatches": 0}
@@ -49,11 +50,11 @@ def test_a_good_table_passes() -> None:
     [
         ({"torch_snr_db": 99.5}, "here: b misses torch_snr_db_min 100 with 99.5, by 0.5;"),
         ({"fp32_snr_db": 24.0}, "here: b misses fp32_snr_db_min 85 with 24, by 61;"),
-        ({"quant_snr_db": -2.5}, "here: b misses quant_snr_db_min 20 with -2.5, by 22.5;"),
-        ({"quant_magspec_corr": 0.9}, "here: b misses quant_magspec_corr_min 0.95 with 0.9, by 0.05;"),
-        ({"quant_logmel_mae": 1.25}, "here: b misses quant_logmel_mae_max 1 with 1.25, by 0.25;"),
-        ({"quant_snr_db": float("nan")}, "here: b misses quant_snr_db_min 20 with nan, by nan;"),
-        ({"quant_logmel_mae": float("nan")}, "here: b misses quant_logmel_mae_max 1 with nan, by nan;"),
+        ({"quantized_snr_db": -2.5}, "here: b misses quantized_snr_db_min 20 with -2.5, by 22.5;"),
+        ({"quantized_magspec_corr": 0.9}, "here: b misses quantized_magspec_corr_min 0.95 with 0.9, by 0.05;"),
+        ({"quantized_logmel_mae": 1.25}, "here: b misses quantized_logmel_mae_max 1 with 1.25, by 0.25;"),
+        ({"quantized_snr_db": float("nan")}, "here: b misses quantized_snr_db_min 20 with nan, by nan;"),
+        ({"quantized_logmel_mae": float("nan")}, "here: b misses quantized_logmel_mae_max 1 with nan, by nan;"),
         ({"torch_snr_db": float("-inf")}, "here: b misses torch_snr_db_min 100 with -inf, by inf;"),
     ],
 )
@@ -65,13 +66,13 @@ def test_a_missed_gate_names_the_utterance_and_the_margin(fault: dict[str, float
 
 
 def test_the_bound_itself_passes() -> None:
-    parity.check_gates(_table(quant_snr_db=20.0, quant_logmel_mae=1.0), GATES, "here")
+    parity.check_gates(_table(quantized_snr_db=20.0, quantized_logmel_mae=1.0), GATES, "here")
 
 
 def test_the_worst_utterance_is_the_one_named() -> None:
-    table = _table(quant_snr_db=15.0)
-    table.loc[(table["variant"] == QUANT) & (table["utterance"] == "c"), "snr_db"] = 11.0
-    with pytest.raises(KokoroNpuError, match="here: c misses quant_snr_db_min 20 with 11, by 9;"):
+    table = _table(quantized_snr_db=15.0)
+    table.loc[(table["variant"] == QUANTIZED) & (table["utterance"] == "c"), "snr_db"] = 11.0
+    with pytest.raises(KokoroNpuError, match="here: c misses quantized_snr_db_min 20 with 11, by 9;"):
         parity.check_gates(table, GATES, "here")
 
 
@@ -80,44 +81,44 @@ def test_a_fault_of_one_variant_is_not_held_against_another() -> None:
 
 
 def test_a_nearly_empty_bucket_is_measured_and_only_its_float_decoders_are_gated() -> None:
-    nearly_empty = _table(quant_snr_db=11.0, quant_fill=0.02, fp32_fill=0.02)
+    nearly_empty = _table(quantized_snr_db=11.0, quant_fill=0.02, fp32_fill=0.02)
     parity.check_gates(nearly_empty, GATES, "here", fill_min=0.05)
-    assert parity.summarize(nearly_empty)["quant_snr_db_min"] == 11.0
+    assert parity.summarize(nearly_empty)["quantized_snr_db_min"] == 11.0
     with pytest.raises(KokoroNpuError, match="b misses fp32_snr_db_min"):
         parity.check_gates(_table(fp32_snr_db=11.0, fp32_fill=0.02), GATES, "here", fill_min=0.05)
 
 
 def test_without_a_filled_bucket_the_fullest_utterance_is_gated() -> None:
-    table = _table(quant_snr_db=11.0, quant_fill=0.04).assign(fill=lambda t: t["fill"].clip(upper=0.04))
+    table = _table(quantized_snr_db=11.0, quant_fill=0.04).assign(fill=lambda t: t["fill"].clip(upper=0.04))
     table.loc[table["utterance"] != "b", "fill"] = 0.01
-    with pytest.raises(KokoroNpuError, match="b misses quant_snr_db_min"):
+    with pytest.raises(KokoroNpuError, match="b misses quantized_snr_db_min"):
         parity.check_gates(table, GATES, "here", fill_min=0.05)
 
 
 def test_moved_durations_close_the_gate_without_any_other() -> None:
-    table = _table(quant_duration_mismatches=2)
+    table = _table(quantized_duration_mismatches=2)
     with pytest.raises(KokoroNpuError, match="here: durations of b differ from PyTorch's"):
         parity.check_gates(table, {}, "here")
 
 
 def test_the_summary_is_the_worst_of_each() -> None:
-    table = _table(torch_snr_db=101.0, fp32_snr_db=90.0, quant_snr_db=21.0, quant_logmel_mae=0.9)
+    table = _table(torch_snr_db=101.0, fp32_snr_db=90.0, quantized_snr_db=21.0, quantized_logmel_mae=0.9)
     assert parity.summarize(table) == {
         "utterances": 3,
         "torch_snr_db_min": 101.0,
         "fp32_snr_db_min": 90.0,
-        "quant_snr_db_min": 21.0,
-        "quant_waveform_corr_min": 1.0,
-        "quant_magspec_corr_min": 0.999,
-        "quant_logmel_mae_max": 0.9,
-        "quant_band_db_max": 0.3,
+        "quantized_snr_db_min": 21.0,
+        "quantized_waveform_corr_min": 1.0,
+        "quantized_magspec_corr_min": 0.999,
+        "quantized_logmel_mae_max": 0.9,
+        "quantized_band_db_max": 0.3,
         "duration_mismatches": 0,
     }
 
 
-def _recorded(model: KModel, frames: int, mismatches: int = 0) -> Recorded:
+def _recorded(model: KModel, frames: int, mismatches: int = 0) -> ReferenceUtterance:
     features = random_features(frames, seed=frames)
-    return Recorded(
+    return ReferenceUtterance(
         id=f"u{frames}",
         part="evaluation",
         frames=frames,
@@ -138,14 +139,14 @@ def test_evaluation_measures_every_variant_on_every_utterance(narrow: KModel) ->
     def halved(inputs: dict[str, Array]) -> Array:
         return right(inputs) * np.float32(0.5)
 
-    table = parity.evaluate(recorded, bucket, iter([(TORCH, right), (QUANT, halved)]))
+    table = parity.evaluate(recorded, bucket, iter([(TORCH, right), (QUANTIZED, halved)]))
     assert list(zip(table["variant"], table["utterance"], table["fill"], strict=True)) == [
         ("torch", "u6", 0.5),
         ("torch", "u12", 1.0),
-        ("quant", "u6", 0.5),
-        ("quant", "u12", 1.0),
+        ("quantized", "u6", 0.5),
+        ("quantized", "u12", 1.0),
     ]
-    exact, half = (table[table["variant"] == v] for v in (TORCH, QUANT))
+    exact, half = (table[table["variant"] == v] for v in (TORCH, QUANTIZED))
     assert (exact["snr_db"] > 100).all()
     assert half["snr_db"].to_numpy() == pytest.approx(20 * np.log10(2), abs=1e-3)
     assert half["waveform_corr"].to_numpy() == pytest.approx(1)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.plan_copy import BUCKETS, PlanCopy
-from tools.plan import closure, compose, pipelines, with_code_deps
+from tools.plan import closure, compose, pipelines, script, with_code_deps
 
 ROOT = Path(__file__).resolve().parents[1]
 DVC_YAML = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
@@ -35,14 +35,16 @@ def test_code_dependencies_are_the_import_closure(path: Path) -> None:
 
 
 def test_a_stage_is_one_thin_script_and_every_script_is_a_stage() -> None:
-    scripts = {stage["cmd"].split()[1] for stage in ALL_STAGES.values()}
-    assert scripts == {f"stages/{path.name}" for path in (ROOT / "stages").glob("[!_]*.py")}
+    scripts = {script(stage["cmd"]) for stage in ALL_STAGES.values()}
+    files = [*ROOT.glob("stages/[!_]*.py"), *ROOT.glob("pipelines/*/[!_]*.py")]
+    assert scripts == {str(path.relative_to(ROOT)) for path in files}
+    assert {script(stage["cmd"]) for stage in STAGES.values()} == {f for f in scripts if f.startswith("stages/")}
     assert {s: n for s in scripts if (n := len((ROOT / s).read_text().splitlines())) > 70} == {}
 
 
 def test_the_closure_follows_every_way_to_import(tmp_path: Path) -> None:
     files = {
-        "stages/a.py": "from _help import x\nimport kokoro_npu.one\nimport kokoro_stranger",
+        "stages/a.py": "from stages._help import x\nimport kokoro_npu.one\nimport kokoro_stranger",
         "stages/_help.py": "def f():\n    from kokoro_npu import two",
         "stages/b.py": "",
         "kokoro_npu/__init__.py": '"""See kokoro_npu.unused."""',
@@ -106,14 +108,14 @@ JUDGES = {"op-audit", "qai-compile", "shared-binary", "parity-eval", "device-pro
 # Parameter, another valid value, and the stages (all their buckets) that rerun, in the worst case that every
 # one of them writes something new.
 RERUNS: list[tuple[str, Any, set[str]]] = [
-    ("seed", 1, {"features", "calibrate", "quantize"} | JUDGES),
+    ("seed", 1, {"reference-set", "calibrate", "quantize"} | JUDGES),
     ("weights.dither", True, set(STAGES)),
     ("export.opset", 18, set(STAGES) - {"fetch-weights"}),
-    ("features.corpus", "data/other.yaml", {"features", "calibrate", "quantize"} | JUDGES),
+    ("corpus", "data/other.yaml", {"reference-set", "calibrate", "quantize"} | JUDGES),
     ("quantize.precision", "w8a8", {"calibrate", "quantize"} | JUDGES),
     ("quantize.recipe", "recipes/mixed.yaml", {"calibrate", "quantize"} | JUDGES),
     ("quantize.calibration.frames", 64, {"calibrate", "quantize"} | JUDGES),
-    ("quantize.gates.quant_snr_db_min", 1.0, {"parity-eval", "summary", "report", "package"}),
+    ("quantize.gates.quantized_snr_db_min", 1.0, {"parity-eval", "summary", "report", "package"}),
     ("target.vtcm_mb", 4, JUDGES - {"parity-eval"}),
     ("compile.optimization_level", 3, JUDGES - {"parity-eval"}),
     ("audit.op_table", "data/other.csv", {"op-audit", "summary", "report"}),
@@ -128,7 +130,7 @@ RERUNS: list[tuple[str, Any, set[str]]] = [
 
 def test_the_table_covers_every_section() -> None:
     declared = {key.split(".")[0] for stage in STAGES.values() for key in stage.get("params", [])}
-    corpus = {"features"}  # declared by its path among the deps
+    corpus = {"reference-set"}  # declared by its path among the deps
     assert {key.split(".")[0] for key, _, _ in RERUNS} == (declared | corpus) - {"buckets"}
 
 
@@ -199,7 +201,7 @@ def test_another_bucket_touches_its_own_chain_alone(repo: PlanCopy) -> None:
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("code", ["kokoro_npu/audit", "kokoro_npu/decoder.py"])
+@pytest.mark.parametrize("code", ["kokoro_npu/audit", "kokoro_npu/model/decoder.py"])
 def test_code_reruns_the_stages_that_import_it(repo: PlanCopy, code: str) -> None:
     path = repo.path / code
     for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:

@@ -7,12 +7,12 @@ import pytest
 import torch
 from kokoro import KModel
 
-from kokoro_npu.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.evaluate.cpu_profile import BACKEND, Sentence, Settings, _measure_split, _timed, profile_bucket
 from kokoro_npu.files import write_onnx
-from kokoro_npu.frontend import Frontend
 from kokoro_npu.geometry import VOICE_DIM, Bucket
-from kokoro_npu.profile import BACKEND, Sentence, Settings, _measure_split, _timed, profile_bucket
-from kokoro_npu.weights import canonical
+from kokoro_npu.host.frontend import Frontend
+from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.weights import writing
 from kokoro_npu.weights.kmodel import unused_tensors
 from tests.tiny_model import tiny_config, tiny_kmodel, tiny_voice
 
@@ -41,7 +41,7 @@ def models(narrow: KModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_onnx(out / "kokoro_decoder.onnx", export_decoder(narrow, BUCKET))
     unused = unused_tensors(model)
     tensors = {name: value.numpy() for name, value in model.state_dict().items() if name not in unused}
-    canonical.write(out, tensors, {"v": tiny_voice(0)}, tiny_config(), {"source": "file"})
+    writing.write(out, tensors, {"v": tiny_voice(0)}, tiny_config(), {"source": "file"})
     return out
 
 
@@ -51,12 +51,12 @@ def test_the_report(models: Path, sentence: Sentence) -> None:
         BUCKET,
         models / "kokoro_duration.onnx",
         models / "kokoro_prosody.onnx",
-        {"": models / "kokoro_decoder.onnx", "quant_": models / "kokoro_decoder.onnx"},
+        {"": models / "kokoro_decoder.onnx", "quantized_": models / "kokoro_decoder.onnx"},
         models,
         Settings(warmup=1, runs=3, seconds=600, threads=1),
     )
     costs = ("weight_bytes", "activation_bytes")
-    expected = {f"{prefix}{name}" for prefix in ("", "quant_") for name in (*MEASURED, *costs)}
+    expected = {f"{prefix}{name}" for prefix in ("", "quantized_") for name in (*MEASURED, *costs)}
     expected |= {f"torch_{name}" for name in MEASURED}
     expected |= {"backend", "frames", "utterance_frames", "threads", "gmacs"}
     assert set(report) == expected
@@ -65,7 +65,7 @@ def test_the_report(models: Path, sentence: Sentence) -> None:
     assert (report["frames"], report["utterance_frames"], report["runs"]) == (8, sentence.frames, 3)
     numbers = {name: value for name, value in report.items() if name != "backend"}
     assert all(isinstance(value, int | float) and value > 0 for value in numbers.values()), numbers
-    for prefix in ("", "quant_", "torch_"):
+    for prefix in ("", "quantized_", "torch_"):
         assert report[f"{prefix}latency_ms_p50"] <= report[f"{prefix}latency_ms_p95"]
         # Real time is that of what was spoken: the split model says a bucket, PyTorch the whole sentence.
         seconds = (sentence.frames if prefix == "torch_" else BUCKET.frames) / 40
@@ -75,7 +75,7 @@ def test_the_report(models: Path, sentence: Sentence) -> None:
             report[f"{prefix}latency_ms_p50"] / 1000 / seconds, abs=rounding
         )
         assert report[f"{prefix}peak_rss_bytes"] > 50e6
-    assert report["weight_bytes"] == report["quant_weight_bytes"]
+    assert report["weight_bytes"] == report["quantized_weight_bytes"]
 
 
 def test_a_short_sentence_is_measured_whole(models: Path, sentence: Sentence) -> None:

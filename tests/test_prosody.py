@@ -8,9 +8,9 @@ import torch
 from kokoro import KModel
 from torch import Tensor
 
-from kokoro_npu import metrics
+from kokoro_npu.audio import metrics
 from kokoro_npu.geometry import GENERATOR_RATE, HOP, N_FFT, PROSODY_DIM, SAMPLES_PER_FRAME, STYLE_DIM, source_steps
-from kokoro_npu.prosody import SAMPLES_PER_F0, ProsodyModel, Source
+from kokoro_npu.model.prosody import SAMPLES_PER_F0, ProsodyModel, Source
 
 
 @pytest.fixture

@@ -16,18 +16,21 @@ from kokoro import KModel
 from onnx import TensorProto
 from onnxruntime.quantization.calibrate import load_tensors_data
 
-from kokoro_npu import metrics, parity, reference
+from kokoro_npu.audio import metrics
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.export import export_decoder
-from kokoro_npu.features import Recorded
+from kokoro_npu.evaluate import parity
 from kokoro_npu.files import read_json, write_json
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.quantize import Calibration, Recipe, calibrate, calibration_samples, quantize_decoder
+from kokoro_npu.graphs.shared_weights import Pack
+from kokoro_npu.host.steps import Array, pad_to_bucket, trim
+from kokoro_npu.model import reference
+from kokoro_npu.model.export import export_decoder
+from kokoro_npu.quantize.apply import quantize_decoder
+from kokoro_npu.quantize.calibrate import calibrate, calibration_samples
 from kokoro_npu.quantize.encodings import COPIES, copied
-from kokoro_npu.quantize.lines import Settings, load_lines, weighted_nodes
-from kokoro_npu.quantize.rounding import round_decoder
-from kokoro_npu.runtime import Array, pad_to_bucket, trim
-from kokoro_npu.shared_weights import Pack
+from kokoro_npu.quantize.overrides import Settings, load_lines, weighted_nodes
+from kokoro_npu.quantize.recipe import Calibration, Recipe
 from tests.narrow_model import narrow_kmodel, random_features
 from tests.small_graphs import INPUTS, decoder_like
 
@@ -40,9 +43,9 @@ W8A8 = replace(W8A16, precision="w8a8", activation_bits=8)
 FP16 = replace(W8A16, precision="fp16")
 
 
-def recorded(frames: int) -> Recorded:
+def recorded(frames: int) -> ReferenceUtterance:
     empty = np.zeros(0, np.float32)
-    return Recorded(
+    return ReferenceUtterance(
         id=f"cal-{frames}",
         part="calibration",
         frames=frames,
@@ -343,7 +346,7 @@ def test_options_become_a_recipe() -> None:
         "float_scopes": [HEAD, "/affines."],
         "recipe": ROOT / "recipes/plain.yaml",
         "calibration": {"frames": [16, 10], "method": "minmax", "short_windows": [5, 3], "headroom": 1.5},
-        "gates": {"quant_snr_db_min": 2.0},
+        "gates": {"quantized_snr_db_min": 2.0},
     }
     assert Recipe.from_options(options) == W8A8
     assert not W8A8.is_float
@@ -378,9 +381,8 @@ def test_the_mixed_recipe_beats_the_preset(model: onnx.ModelProto, built: Path, 
     assert len(lines) >= 16
     mixed = replace(W8A16, precision="mixed", float_scopes=(), lines=tuple(lines))
     kmodel = quantized_kmodel()
-    rounded = round_decoder(kmodel.decoder, RECORDED, mixed.rounded_weights(model))
     path = built / "mixed.onnx"
-    onnx.save(quantize_decoder(model, mixed, built / "encodings.json", rounded), path)
+    onnx.save(quantize_decoder(model, mixed, built / "encodings.json"), path)
     features = random_features(24, seed=99)
     truth = reference.decode(kmodel.decoder, features)
     plain, better = (
@@ -398,7 +400,7 @@ def test_the_mixed_recipe_fits_a_decoder_with_the_real_kernels() -> None:
     assert settings["/generator/head/Exp"].float
     # An island of more than one op; the convolutions behind its norms are not part of it.
     assert settings["/encode/norm1/Sub"].float
-    assert settings["/encode/conv1/Conv"] == Settings(16, 16, "nearest")
+    assert settings["/encode/conv1/Conv"] == Settings(16, 16)
     assert {node.name for node in weighted_nodes(model) if settings[node.name].weights == 16} > {"/decode.3/conv1/Conv"}
 
 

@@ -15,21 +15,30 @@ import yaml
 from kokoro import KModel
 from torch import Tensor, nn
 
-from kokoro_npu import metrics, parity, reference, weights
-from kokoro_npu.audit import audit_graph, audit_placement
-from kokoro_npu.compile import CompileSettings, Spec, Target, compile_decoder, toolchain
-from kokoro_npu.corpus import CALIBRATION, EVALUATION, load_corpus
-from kokoro_npu.decoder import StaticDecoder
-from kokoro_npu.export import export_decoder, export_duration, export_prosody
-from kokoro_npu.features import Recorded, load_recorded, record
+from kokoro_npu.audio import metrics
+from kokoro_npu.audit.ops import audit_graph
+from kokoro_npu.audit.placement import audit_placement
+from kokoro_npu.build.labels import FP32, QUANTIZED
+from kokoro_npu.compile import toolchain
+from kokoro_npu.compile.backends import compile_decoder
+from kokoro_npu.compile.options import CompileSettings, Spec, Target
+from kokoro_npu.corpus.recording import record
+from kokoro_npu.corpus.reference_set import ReferenceUtterance, load_reference_set
+from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION, load_corpus
+from kokoro_npu.evaluate import parity
 from kokoro_npu.files import write_onnx
-from kokoro_npu.frontend import Frontend, tokenize, voice_row
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.quantize import Recipe, calibrate, calibration_samples, quantize_decoder
-from kokoro_npu.runtime import crop, pad_to_bucket, trim
-from kokoro_npu.shared_weights import Pack
-from kokoro_npu.variants import FP32, QUANT
-from kokoro_npu.weights import load_kmodel
+from kokoro_npu.graphs.shared_weights import Pack
+from kokoro_npu.host.frontend import Frontend, tokenize, voice_row
+from kokoro_npu.host.steps import crop, pad_to_bucket, trim
+from kokoro_npu.model import reference
+from kokoro_npu.model.decoder import StaticDecoder
+from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.quantize.apply import quantize_decoder
+from kokoro_npu.quantize.calibrate import calibrate, calibration_samples
+from kokoro_npu.quantize.recipe import Recipe
+from kokoro_npu.weights import canonical
+from kokoro_npu.weights.kmodel import load_kmodel
 
 pytestmark = pytest.mark.weights
 
@@ -75,12 +84,12 @@ def built(real_weights: Path, real_kmodel: KModel, tmp_path_factory: pytest.Temp
     corpus = [utterance for utterance in load_corpus(ROOT / "data/corpus.yaml") if utterance.id in SHORT]
     assert len(corpus) == len(SHORT)
     frontend = Frontend(out / "duration.onnx", out / "prosody.onnx")
-    record(corpus, real_kmodel, weights.load_voices(real_weights), frontend, out / "features", seed=0)
+    record(corpus, real_kmodel, canonical.load_voices(real_weights), frontend, out / "features", seed=0)
     made = Built(frontend, out / "features", out / "decoder", out / "quantized", out / "encodings.json")
 
     recipe, name = _recipe("w8a16"), f"kokoro_decoder_{LARGE}.onnx"
     model = export_decoder(real_kmodel, Bucket(LARGE))
-    samples = calibration_samples(list(load_recorded(made.features, CALIBRATION)), recipe.calibration)
+    samples = calibration_samples(list(load_reference_set(made.features, CALIBRATION)), recipe.calibration)
     calibrate([(model, samples[Bucket(LARGE)])], recipe, made.encodings)
     export_and_quantize(real_weights, made.encodings, out)
     Pack.open(made.decoder / "kokoro_decoder.weights").save(model, made.decoder / name)
@@ -90,8 +99,8 @@ def built(real_weights: Path, real_kmodel: KModel, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(scope="module")
-def spoken(built: Built) -> list[Recorded]:
-    return list(load_recorded(built.features, EVALUATION))
+def spoken(built: Built) -> list[ReferenceUtterance]:
+    return list(load_reference_set(built.features, EVALUATION))
 
 
 def test_durations_are_equal_token_by_token(built: Built, real_weights: Path, real_kmodel: KModel) -> None:
@@ -104,7 +113,7 @@ def test_durations_are_equal_token_by_token(built: Built, real_weights: Path, re
             del others
             return aligned
 
-    voices = weights.load_voices(real_weights)
+    voices = canonical.load_voices(real_weights)
     different = {}
     decoder, real_kmodel.decoder = real_kmodel.decoder, Mute()
     try:
@@ -122,7 +131,9 @@ def test_durations_are_equal_token_by_token(built: Built, real_weights: Path, re
     assert different == {}
 
 
-def _cuts(spoken: list[Recorded], size: int, model: KModel) -> Iterator[tuple[str, dict[str, np.ndarray], np.ndarray]]:
+def _cuts(
+    spoken: list[ReferenceUtterance], size: int, model: KModel
+) -> Iterator[tuple[str, dict[str, np.ndarray], np.ndarray]]:
     """Real features that fill 30 to 100 % of a bucket, from the middle of utterances, and upstream's audio of them."""
     shortest, longest = spoken[0], spoken[-1]
     for item, fill in ((shortest, 0.3), (longest, 0.55), (longest, 1.0)):
@@ -133,7 +144,7 @@ def _cuts(spoken: list[Recorded], size: int, model: KModel) -> Iterator[tuple[st
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_static_decoder_is_exact_in_torch_and_on_onnx_runtime(
-    built: Built, spoken: list[Recorded], real_kmodel: KModel, size: int
+    built: Built, spoken: list[ReferenceUtterance], real_kmodel: KModel, size: int
 ) -> None:
     bucket = Bucket(size)
     on_torch = parity.torch_variant(StaticDecoder(real_kmodel.decoder, bucket))
@@ -151,16 +162,16 @@ def test_static_decoder_is_exact_in_torch_and_on_onnx_runtime(
     assert max(seen) >= 0.79
 
 
-def test_the_whole_model_is_exact(built: Built, spoken: list[Recorded]) -> None:
+def test_the_whole_model_is_exact(built: Built, spoken: list[ReferenceUtterance]) -> None:
     """Against upstream's forward_with_tokens from text to audio, as parity-eval judges it; w8a16 beside it."""
     name = f"kokoro_decoder_{LARGE}.onnx"
     variants = {
         FP32: parity.onnx_variant(built.decoder / name),
-        QUANT: parity.onnx_variant(built.quantized / name),
+        QUANTIZED: parity.onnx_variant(built.quantized / name),
     }
     table = parity.evaluate(spoken, Bucket(LARGE), iter(variants.items()))
     assert len(table) == 4
-    gates = {"fp32_snr_db_min": FP32_DB, "quant_snr_db_min": W8A16_DB, "quant_magspec_corr_min": 0.95}
+    gates = {"fp32_snr_db_min": FP32_DB, "quantized_snr_db_min": W8A16_DB, "quantized_magspec_corr_min": 0.95}
     parity.check_gates(table, gates, f"parity-eval@{LARGE}")
 
 
@@ -202,7 +213,7 @@ def fp16(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_fp16_is_faithful(fp16: Path, spoken: list[Recorded], real_kmodel: KModel) -> None:
+def test_fp16_is_faithful(fp16: Path, spoken: list[ReferenceUtterance], real_kmodel: KModel) -> None:
     run = parity.onnx_variant(fp16)
     features = crop(spoken[0].features, 40, 1)
     audio = trim(run(pad_to_bucket(features, Bucket(SMALL))), 40)

@@ -10,11 +10,12 @@ import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 
-from kokoro_npu import metrics
+from kokoro_npu.audio import metrics
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.quantize import Calibration, Recipe, RoundedWeight, load_rounded, quantize_decoder, save_rounded
+from kokoro_npu.quantize.apply import quantize_decoder
 from kokoro_npu.quantize.calibrate import calibrate
-from kokoro_npu.quantize.lines import Line, Settings, load_lines, resolve, save_lines
+from kokoro_npu.quantize.overrides import Line, Settings, load_lines, resolve, save_lines
+from kokoro_npu.quantize.recipe import Calibration, Recipe
 
 CALIBRATION = Calibration(frames=(10,), method="minmax", short_windows=(), headroom=1.0)
 W8A16 = Recipe("mixed", 16, 8, True, (), CALIBRATION)
@@ -60,9 +61,8 @@ def _types(model: onnx.ModelProto) -> dict[str, int]:
     return types
 
 
-def _quantize(encodings: Path, *lines: Line, **rounded: RoundedWeight) -> onnx.ModelProto:
-    weights = {name.replace("_", "."): value for name, value in rounded.items()}
-    return quantize_decoder(_model(), replace(W8A16, lines=lines), encodings, weights)
+def _quantize(encodings: Path, *lines: Line) -> onnx.ModelProto:
+    return quantize_decoder(_model(), replace(W8A16, lines=lines), encodings)
 
 
 def test_a_line_sets_the_bits_of_its_nodes_alone(encodings: Path) -> None:
@@ -89,42 +89,15 @@ def test_a_float_line_leaves_no_quantization(encodings: Path) -> None:
     assert _types(model)["a.weight"] == TensorProto.INT8
 
 
-def test_rounded_integers_are_taken_as_they_are(encodings: Path) -> None:
-    rng = np.random.default_rng(5)
-    integers = rng.integers(-100, 100, (CHANNELS, CHANNELS, 1, 3)).astype(np.int8)  # no channel reaches 127
-    weight = RoundedWeight(integers, rng.uniform(0.01, 0.02, CHANNELS).astype(np.float32))
-    model = _quantize(encodings, Line("/a/Conv", "why", rounding="gptq"), a_weight=weight)
-    stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-    assert np.array_equal(stored["a.weight_quantized"], integers)
-    assert np.array_equal(stored["a.weight_scale"], weight.scales)
-
-
-def test_missing_integers_are_one_line(encodings: Path) -> None:
-    with pytest.raises(KokoroNpuError, match=r"no 8-bit integers of a\.weight.*run the stage `calibrate` again"):
-        _quantize(encodings, Line("/a/Conv", "why", rounding="gptq"))
-
-
-def test_rounded_weights_survive_their_file(tmp_path: Path) -> None:
-    for integers in (np.array([[3, -7]], np.int8), np.array([[3, -7]], np.int16)):
-        weight = RoundedWeight(integers, np.array([0.5], np.float32))
-        save_rounded({"w": weight}, tmp_path / "rounded.safetensors")
-        loaded = load_rounded(tmp_path / "rounded.safetensors")["w"]
-        assert loaded.integers.dtype == integers.dtype
-        assert loaded.bits == weight.bits
-        assert loaded.values(0).tolist() == [[1.5, -3.5]]
-    save_rounded({}, tmp_path / "rounded.safetensors")
-    assert load_rounded(tmp_path / "rounded.safetensors") == {}
-
-
 def test_later_lines_win_setting_by_setting() -> None:
     lines = [
-        Line("*", "all", weights=16, rounding="gptq"),
+        Line("*", "all", weights=16),
         Line("/a/*", "narrow", weights=8),
         Line("/b/*", "pinned", float=True),
     ]
     settings = resolve(_model(), Settings(8, 16), lines)
-    assert settings["/a/Conv"] == Settings(8, 16, "gptq")
-    assert settings["/b/Conv"] == Settings(16, 16, "gptq", float=True)
+    assert settings["/a/Conv"] == Settings(8, 16)
+    assert settings["/b/Conv"] == Settings(16, 16, float=True)
 
 
 @pytest.mark.parametrize(

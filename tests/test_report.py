@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from kokoro_npu.build.reports import metrics_row
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.evaluate.summary import summarize
 from kokoro_npu.files import write_json
-from kokoro_npu.report import metrics_row, summarize
 from kokoro_npu.versions import tool_versions
 
 
@@ -17,9 +18,9 @@ def report(kind: str, **changes: Any) -> dict[str, Any]:
         "parity": {
             "torch_snr_db_min": 114.0,
             "fp32_snr_db_min": 90.0,
-            "quant_snr_db_min": 25.0,
-            "quant_magspec_corr_min": 0.99,
-            "quant_logmel_mae_max": 0.1,
+            "quantized_snr_db_min": 25.0,
+            "quantized_magspec_corr_min": 0.99,
+            "quantized_logmel_mae_max": 0.1,
             "utterances": 4,
         },
         "audit": {"blocking_ops": 0, "dynamic_dims": 0, "nodes": 100, "nodes_on_npu": 100},
@@ -45,16 +46,16 @@ def summary(path: Path, frames: list[int]) -> dict[str, Any]:
 
 
 def test_the_worst_of_each_kind_wherever_it_is(tmp_path: Path) -> None:
-    write(tmp_path, 120, parity={"quant_snr_db_min": 21.0, "utterances": 2}, audit={"nodes_on_npu": 99})
+    write(tmp_path, 120, parity={"quantized_snr_db_min": 21.0, "utterances": 2}, audit={"nodes_on_npu": 99})
     write(
         tmp_path,
         400,
-        parity={"quant_logmel_mae_max": 0.4, "quant_magspec_corr_min": 0.95, "fp32_snr_db_min": 88.0},
+        parity={"quantized_logmel_mae_max": 0.4, "quantized_magspec_corr_min": 0.95, "fp32_snr_db_min": 88.0},
         audit={"blocking_ops": 1, "dynamic_dims": 2},
         compile={"binary_bytes": 105, "seconds": 148.0},
         profile={"rtf_p50": 0.7, "gmacs": 260.0},
     )
-    write(tmp_path, 999, parity={"quant_snr_db_min": -1.0})  # of an earlier build; not this one's
+    write(tmp_path, 999, parity={"quantized_snr_db_min": -1.0})  # of an earlier build; not this one's
     found = summary(tmp_path, [120, 400])
     del found["versions"]
     assert found == {
@@ -64,9 +65,9 @@ def test_the_worst_of_each_kind_wherever_it_is(tmp_path: Path) -> None:
         "weights_source": "wheel",
         "torch_snr_db_min": 114.0,
         "fp32_snr_db_min": 88.0,
-        "quant_snr_db_min": 21.0,
-        "quant_magspec_corr_min": 0.95,
-        "quant_logmel_mae_max": 0.4,
+        "quantized_snr_db_min": 21.0,
+        "quantized_magspec_corr_min": 0.95,
+        "quantized_logmel_mae_max": 0.4,
         "utterances_min": 2,
         "blocking_ops": 1,
         "dynamic_dims": 2,
@@ -93,10 +94,10 @@ def test_a_bucket_that_was_not_compiled_shows(tmp_path: Path) -> None:
 
 
 def test_a_bucket_without_a_value_hides_no_worse_one_and_makes_no_total(tmp_path: Path) -> None:
-    write(tmp_path, 20, parity={"quant_snr_db_min": None, "utterances": 0}, audit={"nodes_on_npu": None})
+    write(tmp_path, 20, parity={"quantized_snr_db_min": None, "utterances": 0}, audit={"nodes_on_npu": None})
     write(tmp_path, 120)
     found = summary(tmp_path, [20, 120])
-    assert (found["quant_snr_db_min"], found["utterances_min"], found["nodes_on_npu"]) == (25.0, 0, None)
+    assert (found["quantized_snr_db_min"], found["utterances_min"], found["nodes_on_npu"]) == (25.0, 0, None)
 
 
 def test_missing_stale_and_broken_reports_are_named(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import torch
 from kokoro import KModel
 from torch import nn
 
-from kokoro_npu.corpus import EVALUATION
-from kokoro_npu.duration import DurationModel
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
+from kokoro_npu.corpus.utterances import EVALUATION
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.features import Recorded
 from kokoro_npu.files import write_json
 from kokoro_npu.geometry import PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
-from kokoro_npu.runtime import frame_ratio
+from kokoro_npu.host.steps import frame_ratio
+from kokoro_npu.model.duration import DurationModel
 from kokoro_npu.runtimes import compare, coreml, executorch, extras, litert, shown, table
 from kokoro_npu.runtimes.advice import fastest_on_cpu
 from kokoro_npu.runtimes.measure import Engine, kinds, take_turns
@@ -107,7 +107,7 @@ def test_an_error_on_loading_comes_back_as_itself(tmp_path: Path) -> None:
 def test_the_extremes_of_padding_are_among_few_utterances(most: int, taken: str) -> None:
     silence = np.zeros(1, np.float32)
     recorded = [
-        Recorded(name, EVALUATION, frames, 1.0, 0, {}, silence, np.zeros(1, np.int64), silence)
+        ReferenceUtterance(name, EVALUATION, frames, 1.0, 0, {}, silence, np.zeros(1, np.int64), silence)
         for frames, name in enumerate("abcd")
     ]
     assert compare.ids(compare.at_most(most, recorded)) == taken

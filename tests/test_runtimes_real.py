@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kokoro_npu import metrics
-from kokoro_npu.decoder import StaticDecoder
+from kokoro_npu.audio import metrics
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import sha256
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.runtime import Array, pad_to_bucket
+from kokoro_npu.host.steps import Array, pad_to_bucket
+from kokoro_npu.model.decoder import StaticDecoder
 from kokoro_npu.runtimes import coreml, executorch, litert
 from kokoro_npu.runtimes.measure import Backend
 from tests.narrow_model import as_tensors, narrow_kmodel, random_features
@@ -70,7 +70,7 @@ def test_litert_is_exact_and_its_int8_form_is_close(
     assert snr >= 25
     assert snr > without_head  # the head was found by its name, and kept
     half = tmp_path / "half.tflite"
-    litert.quantize_weights(path, half, half_modules=("kokoro_npu.decoder.StaticDecoder",))
+    litert.quantize_weights(path, half, half_modules=("kokoro_npu.model.decoder.StaticDecoder",))
     assert metrics.snr_db(expected, run(litert.BACKEND, half, inputs)) > snr + 10
     assert small.stat().st_size < half.stat().st_size < 0.7 * path.stat().st_size
     before, after = litert.inspect(path), litert.inspect(small)

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 from click.testing import CliRunner, Result
 
-from kokoro_npu.cli import cli
+from kokoro_npu.cli.main import cli
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import write_json
 from kokoro_npu.speech.models import models_of_build

@@ -12,9 +12,11 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from kokoro_npu import metrics
-from kokoro_npu.cli import cli
-from kokoro_npu.compile import CompileSettings, Spec, Target, compile_decoder, toolchain
+from kokoro_npu.audio import metrics
+from kokoro_npu.cli.main import cli
+from kokoro_npu.compile import toolchain
+from kokoro_npu.compile.backends import compile_decoder
+from kokoro_npu.compile.options import CompileSettings, Spec, Target
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import read_json, write_json, write_onnx
 from kokoro_npu.geometry import Bucket
@@ -56,7 +58,7 @@ def build(narrow_build: Path, tmp_path_factory: pytest.TempPathFactory) -> Build
         write_json(
             root / f"reports/compile/{frames}.json", report | {"qairt": "2.51" if compiled else "", "seconds": 1.5}
         )
-        figures = {"torch_snr_db_min": 110.0, "fp32_snr_db_min": 105.5, "quant_snr_db_min": 25.0, "utterances": 4}
+        figures = {"torch_snr_db_min": 110.0, "fp32_snr_db_min": 105.5, "quantized_snr_db_min": 25.0, "utterances": 4}
         made_by = {"precision": "w8a16", "backend": "onnxruntime-cpu", "transformers": "5"}
         write_json(root / f"reports/parity/{frames}.json", figures | made_by)
     return Build(root / "artifacts", root / "reports", sorted(BUCKETS), "w8a16", TARGET)
@@ -102,7 +104,7 @@ def test_the_manifest_says_everything(shared: Path) -> None:
     assert tokens == {"name": "tokens", "dtype": "int64", "shape": [1, "token_count"]}
     assert manifest["model"]["weights"]["source"] == "narrow"
     assert manifest["target"] | {"qairt": "2.51", "soc_model": 57, "htp_arch": 75} == manifest["target"]
-    assert manifest["quality"][0]["quant_snr_db_min"] == 25.0
+    assert manifest["quality"][0]["quantized_snr_db_min"] == 25.0
     assert set(manifest["files"]) == set(contents(shared)) - {MANIFEST, DIGEST}
 
 

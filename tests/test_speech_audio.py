@@ -8,15 +8,16 @@ import pytest
 from kokoro import KModel
 from scipy import stats
 
-from kokoro_npu import metrics, reference
+from kokoro_npu.audio import metrics
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.frontend import Frontend, tokenize, voice_row
 from kokoro_npu.geometry import SAMPLE_RATE, Bucket
-from kokoro_npu.shared_weights import Pack
+from kokoro_npu.graphs.shared_weights import Pack
+from kokoro_npu.host.frontend import Frontend, tokenize, voice_row
+from kokoro_npu.host.source_noise import SourceNoise, ln
+from kokoro_npu.model import reference
 from kokoro_npu.speech import joining
 from kokoro_npu.speech.joining import FADE, PAUSES, shape
 from kokoro_npu.speech.models import Models, models_of_build
-from kokoro_npu.speech.source_noise import SourceNoise, ln
 from kokoro_npu.speech.synthesizer import Synthesizer, TooLongError
 from kokoro_npu.speech.utterances import Boundary
 from tests.narrow_build import BUCKETS, VOICE

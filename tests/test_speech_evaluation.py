@@ -10,14 +10,14 @@ import yaml
 from kokoro import KModel
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.export import export_decoder, export_duration, export_prosody
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import Bucket
+from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
 from kokoro_npu.speech.evaluation import against_pytorch, check_gate, evaluate, load_sentences
 from kokoro_npu.speech.models import FP32, QUANTIZED, Models, models_of_build
 from kokoro_npu.speech.phonemizer import Phonemizer
 from kokoro_npu.speech.synthesizer import Synthesizer, Utterance
-from kokoro_npu.weights import load_voices
+from kokoro_npu.weights.canonical import load_voices
 
 ROOT = Path(__file__).resolve().parents[1]
 EXACT_DB = 85.0
@@ -46,7 +46,7 @@ def test_every_sentence_is_judged_with_its_voice_and_speed(narrow: KModel, synth
     assert report["fp32_snr_db_min"] == pytest.approx(table["snr_db"].min(), abs=0.001)
     assert (report["sentences"], report["utterances"], report["duration_mismatches"]) == (3, 3, 0)
     assert 0 < report["first_sound_ratio"] <= report["all_ratio"]
-    assert report["seconds"] == report["quant_seconds"] > 0
+    assert report["seconds"] == report["quantized_seconds"] > 0
 
 
 @pytest.mark.parametrize(

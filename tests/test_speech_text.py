@@ -22,7 +22,7 @@ from kokoro_npu.speech.utterances import (
     sentences,
     utterances,
 )
-from kokoro_npu.weights import load_config
+from kokoro_npu.weights.canonical import load_config
 
 ALPHABET = frozenset(' !"(),.:;?AIOQSTWYabcdefhijklmnopqrstuvwxyzæçðøŋœɐɑɒɔɕɖəɚɛɜɟɡɣɤɥɨɪɯɰɲɳɴɸɹɻɽɾʁʂʃʈʊʋʌʎʒʔʝ')
 ALPHABET |= frozenset("ʣʤʥʦʧʨʰʲˈˌːβθχᵊᵝᵻ—“”…→↓↗↘ꭧ\u0303")

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from kokoro_npu.onnx_files import constants, tensor_bytes
+from kokoro_npu.graphs.reading import constants, tensor_bytes
 from kokoro_npu.quantize.cpu import CpuRecipe, quantize_cpu
 from kokoro_npu.quantize.storage import FP16, INT4, INT8, matrices, narrow, rounded, to_half, widths_of
 

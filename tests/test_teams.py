@@ -68,7 +68,7 @@ def test_what_one_pushes_another_pulls(origin: PlanCopy, tmp_path: Path) -> None
 
 def test_chains_of_buckets_run_on_workers_and_are_joined(origin: PlanCopy, tmp_path: Path) -> None:
     first = clone(origin, tmp_path / "first")
-    run(first, "repro", "--pull", "features", "calibrate", "decoder-weights")
+    run(first, "repro", "--pull", "reference-set", "calibrate", "decoder-weights")
     assert set(first.ran()) == SHARED
     push(first)
     for frames in BUCKETS:
@@ -116,10 +116,12 @@ def test_the_comment_always_holds_the_bucket_count(origin: PlanCopy) -> None:
     summary = (ROOT / "reports/summary.json").read_text()
     (origin.path / "reports/summary.json").write_text(summary)
     origin.commit()
-    (origin.path / "reports/summary.json").write_text(re.sub(r'("quant_snr_db_min": )[\d.]+', r"\g<1>19.5", summary))
+    (origin.path / "reports/summary.json").write_text(
+        re.sub(r'("quantized_snr_db_min": )[\d.]+', r"\g<1>19.5", summary)
+    )
     command = [sys.executable, str(tool / "metrics_comment.py"), "HEAD"]
     done = subprocess.run(command, cwd=origin.path, env=os.environ, capture_output=True, text=True, check=True)
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert any(re.match(r"\| buckets +\| 3 +\| 3 +\|", line) for line in table)
-    assert any(re.match(r"\| quant_snr_db_min +\| [\d.]+ +\| 19.5 +\| -", line) for line in table)
+    assert any(re.match(r"\| quantized_snr_db_min +\| [\d.]+ +\| 19.5 +\| -", line) for line in table)
     assert max(map(len, done.stdout.splitlines())) <= 120

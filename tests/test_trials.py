@@ -11,16 +11,16 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.export import export_decoder, export_duration, export_prosody
-from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.quantize import trials
-from kokoro_npu.quantize.derive import Thresholds, derive, patterns
-from kokoro_npu.quantize.lines import Settings, resolve, weighted_nodes
-from kokoro_npu.quantize.trial_bench import TrialBench, choose_windows
-from kokoro_npu.quantize.trial_table import Trial, read_trials, write_trials
-from kokoro_npu.quantize.trials import Bench, Case
+from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.quantize.overrides import Settings, resolve, weighted_nodes
+from kokoro_npu.sensitivity import analysis
+from kokoro_npu.sensitivity.analysis import Bench, Case
+from kokoro_npu.sensitivity.bench import TrialBench, choose_windows
+from kokoro_npu.sensitivity.derive import Thresholds, derive, patterns
+from kokoro_npu.sensitivity.table import Trial, read_trials, write_trials
 from tests.narrow_model import narrow_kmodel
 
 WIDTH = 64
@@ -48,11 +48,11 @@ def _input() -> np.ndarray:
 
 
 def test_every_weight_and_module_is_a_case() -> None:
-    one, two = trials.weight_cases(_model())
+    one, two = analysis.weight_cases(_model())
     assert one == Case("/one/Gemm", "Gemm", {"w": 0}, (), WIDTH * WIDTH)
     assert two.node == "/two/Gemm"
     # Inputs and outputs of the graph are no activations of a module.
-    assert trials.activation_cases(_model()) == [Case("/snake/Sin", "Sin", {}, ("a", "s", "m"), 0)]
+    assert analysis.activation_cases(_model()) == [Case("/snake/Sin", "Sin", {}, ("a", "s", "m"), 0)]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -61,7 +61,7 @@ def test_a_weight_of_one_node_alone_is_on_its_grid(bits: int) -> None:
     step = np.abs(w).max(axis=1, keepdims=True) / (2 ** (bits - 1) - 1)
     rounded = np.round(w / step) * step
     bench = Bench(_model())
-    heard = bench.session(trials.weight_cases(_model())[1], bits).run(None, {"x": x})[0]
+    heard = bench.session(analysis.weight_cases(_model())[1], bits).run(None, {"x": x})[0]
     truth = np.square(np.sin(x @ w.T)) @ rounded.T
     assert np.abs(heard - truth).max() < 1e-4
     # The next one starts from the float model again.
@@ -70,7 +70,7 @@ def test_a_weight_of_one_node_alone_is_on_its_grid(bits: int) -> None:
 
 def test_activations_of_one_module_are_quantized() -> None:
     w, x = _weight(), _input()
-    bench, case = Bench(_model()), trials.activation_cases(_model())[0]
+    bench, case = Bench(_model()), analysis.activation_cases(_model())[0]
     ranges = bench.ranges(case.activations, [{"x": x}, {"x": np.zeros_like(x)}])
 
     def quantized(value: np.ndarray, name: str) -> np.ndarray:
@@ -106,15 +106,15 @@ def _counted(calls: list[str], die_at: str = "") -> list[tuple[Case, Callable[[]
 def test_a_killed_run_resumes(tmp_path: Path) -> None:
     partial, calls = tmp_path / "partial.csv", list[str]()
     with pytest.raises(KeyboardInterrupt):
-        trials.run_trials(_counted(calls, die_at="/2"), partial, "a")
+        analysis.run_trials(_counted(calls, die_at="/2"), partial, "a")
     assert calls == ["/0", "/1"]
     with open(partial, "a", encoding="utf-8") as stream:
         stream.write("/2,Conv,0.1")  # killed in the middle of a row
-    results = trials.run_trials(_counted(calls), partial, "a")
+    results = analysis.run_trials(_counted(calls), partial, "a")
     assert calls == ["/0", "/1", "/2", "/3"]
     assert results == [Trial(f"/{n}", "Conv", 0.125, 30.0 + n, n, 4 * n) for n in range(4)]
     # Other models or settings: nothing of it holds.
-    trials.run_trials(_counted(calls), partial, "b")
+    analysis.run_trials(_counted(calls), partial, "b")
     assert len(calls) == 8
 
 
@@ -127,7 +127,7 @@ def test_the_csv_has_seed_threes_columns_and_survives(tmp_path: Path) -> None:
 
 def test_one_name_for_two_parts_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(KokoroNpuError, match="/0 names two parts"):
-        trials.run_trials([*_counted([]), *_counted([])], tmp_path / "partial.csv", "a")
+        analysis.run_trials([*_counted([]), *_counted([])], tmp_path / "partial.csv", "a")
 
 
 def test_what_the_mel_distance_misses_is_named() -> None:
@@ -138,12 +138,12 @@ def test_what_the_mel_distance_misses_is_named() -> None:
         Trial("/more static", "Conv", 0.1, 41.0, 1_000, 4_000),
         Trial("/norm", "InstanceNormalization", 0.1, 10.0, 0, 0),  # no weights, no bytes to spend on them
     ]
-    report = trials.summarize(results, floor=0.5, audible_snr_db=45.0)
+    report = analysis.summarize(results, floor=0.5, audible_snr_db=45.0)
     assert report["missed_by_mel"] == ["/more static", "/static"]
     assert report["seen_by_mel"] == ["/loud"]
     assert (report["trials"], report["weight_trials"], report["mel_distance_floor"]) == (5, 4, 0.5)
     # With nothing drawn anew, the distance sees them all.
-    assert trials.summarize(results, floor=0.0, audible_snr_db=45.0)["missed_by_mel"] == []
+    assert analysis.summarize(results, floor=0.0, audible_snr_db=45.0)["missed_by_mel"] == []
 
 
 def test_patterns_match_the_chosen_and_no_other() -> None:
@@ -155,14 +155,12 @@ def test_patterns_match_the_chosen_and_no_other() -> None:
     assert patterns(names, set()) == []
 
 
-THRESHOLDS = Thresholds(
-    weights_snr_db=40, weights_mel_distance=0.2, activations_snr_db=60, float_snr_db=10, rounding="gptq"
-)
+THRESHOLDS = Thresholds(weights_snr_db=40, weights_mel_distance=0.2, activations_snr_db=60, float_snr_db=10)
 
 
 def test_a_recipe_follows_the_thresholds() -> None:
     model = export_decoder(narrow_kmodel(1, kernels=(3,)), Bucket(2))
-    cases = [*trials.weight_cases(model), *trials.activation_cases(model)]
+    cases = [*analysis.weight_cases(model), *analysis.activation_cases(model)]
     results = {case.node: Trial(case.node, case.op_type, 0.1, 50.0, case.params, 4 * case.params) for case in cases}
     # For a megabyte, 50 dB are enough; for 1e-3 of one, they are not: -30 dB.
     small = next(case.node for case in cases if case.weights)
@@ -181,17 +179,14 @@ def test_a_recipe_follows_the_thresholds() -> None:
     assert wide == {small, dull}
     assert {name for name, one in settings.items() if one.float and name.rpartition("/")[0] == noisy.rpartition("/")[0]}
     assert settings[fine].activations == 8
-    # Sixteen bits need no help with rounding.
-    assert {settings[node.name].rounding for node in weighted_nodes(model) if node.name not in wide} == {"gptq"}
-    assert {settings[name].rounding for name in wide} == {"nearest"}
 
 
-def _recorded(frames: int) -> Recorded:
+def _recorded(frames: int) -> ReferenceUtterance:
     rng = np.random.default_rng(frames)
     tokens = np.array([[0, *rng.integers(1, 16, 6), 0]], np.int64)
     voice = 0.3 * rng.standard_normal((1, 256)).astype(np.float32)
     empty = np.zeros(0, np.float32)
-    return Recorded(f"cal-{frames}", "calibration", frames, 1.0, 0, {}, empty, tokens, voice)
+    return ReferenceUtterance(f"cal-{frames}", "calibration", frames, 1.0, 0, {}, empty, tokens, voice)
 
 
 def test_the_three_models_are_tried_on_windows() -> None:

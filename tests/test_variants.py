@@ -7,19 +7,20 @@ import pandas as pd
 import pytest
 from kokoro import KModel
 
-from kokoro_npu import whole_model
-from kokoro_npu.comparison import OTHER_DRAW, Comparison, Settings, compare
-from kokoro_npu.corpus import CALIBRATION, EVALUATION, Utterance
+from kokoro_npu.corpus.recording import record
+from kokoro_npu.corpus.reference_set import ReferenceUtterance, load_reference_set
+from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION, Utterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.export import export_decoder, export_duration, export_prosody
-from kokoro_npu.features import Recorded, load_recorded, record
 from kokoro_npu.files import write_onnx
-from kokoro_npu.frontend import Frontend
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.onnx_files import read_model
-from kokoro_npu.quantize.variants import DURATION, PROSODY, Source, variant, variant_bytes
-from kokoro_npu.verification import verify
-from kokoro_npu.whole_model import GIVEN, OWN, Files
+from kokoro_npu.graphs.reading import read_model
+from kokoro_npu.host.frontend import Frontend
+from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.variants import whole_model
+from kokoro_npu.variants.comparison import OTHER_DRAW, Comparison, Settings, compare
+from kokoro_npu.variants.conversion import DURATION, PROSODY, Source, variant, variant_bytes
+from kokoro_npu.variants.verification import verify
+from kokoro_npu.variants.whole_model import GIVEN, OWN, Files
 from tests.tiny_model import tiny_voice
 
 FRAMES = (24, 32)
@@ -49,8 +50,8 @@ def source(narrow: KModel, tmp_path_factory: pytest.TempPathFactory) -> Source:
     return built
 
 
-def _recorded(source: Source, part: str) -> list[Recorded]:
-    return list(load_recorded(source.cpu.parent / "features", part))
+def _recorded(source: Source, part: str) -> list[ReferenceUtterance]:
+    return list(load_reference_set(source.cpu.parent / "features", part))
 
 
 @pytest.fixture(scope="module")
@@ -152,8 +153,8 @@ def test_verify_speaks_with_a_decoder_of_any_kind(
 def test_a_recording_of_another_build_is_refused(source: Source) -> None:
     items = _recorded(source, EVALUATION)
     files = Files.in_directory(source.cpu, source.decoder, FRAMES)
-    stranger = Recorded(**{**vars(items[0]), "frames": items[0].frames + 1})
-    with pytest.raises(KokoroNpuError, match=r"run the stage `features` again"):
+    stranger = ReferenceUtterance(**{**vars(items[0]), "frames": items[0].frames + 1})
+    with pytest.raises(KokoroNpuError, match=r"run the stage `reference-set` again"):
         whole_model.float_durations(files.duration, [stranger])
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kokoro_npu import weights
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import sha256, write_json
-from kokoro_npu.weights import canonical, sources
+from kokoro_npu.weights import canonical, sources, writing
 from kokoro_npu.weights.kmodel import tensor_table
 from tests.tiny_model import tiny_config, tiny_voice
 
@@ -64,7 +63,7 @@ def test_every_fault_is_in_the_one_line() -> None:
 
 def test_voices_lose_upstreams_middle_axis() -> None:
     pack = tiny_voice(1)
-    checked = canonical.check_voices({"b": pack, "a": pack[:, 0]}, "here")
+    checked = writing.check_voices({"b": pack, "a": pack[:, 0]}, "here")
     assert list(checked) == ["a", "b"]
     assert checked["b"].shape == (510, 256)
     np.testing.assert_array_equal(checked["b"], pack[:, 0])
@@ -73,12 +72,12 @@ def test_voices_lose_upstreams_middle_axis() -> None:
 @pytest.mark.parametrize("shape", [(511, 1, 256), (510, 1, 128), (510,)])
 def test_a_misshapen_voice_is_named(shape: tuple[int, ...]) -> None:
     with pytest.raises(KokoroNpuError, match="voice af_x is"):
-        canonical.check_voices({"af_x": np.zeros(shape, np.float32)}, "here")
+        writing.check_voices({"af_x": np.zeros(shape, np.float32)}, "here")
 
 
 def test_no_voice_at_all() -> None:
     with pytest.raises(KokoroNpuError, match="no voices"):
-        canonical.check_voices({}, "here")
+        writing.check_voices({}, "here")
 
 
 def test_a_config_of_another_geometry_is_refused() -> None:
@@ -101,43 +100,43 @@ def test_write_is_deterministic_and_readable_again(tmp_path: Path) -> None:
     tensors = {name: rng.normal(size=shape).astype(np.float32) for name, shape in tensor_table(tiny_config()).items()}
     voices = {"b": tiny_voice(1), "a": tiny_voice(2)}
     source = {"source": "wheel", "dither": True}
-    canonical.write(tmp_path / "x", tensors, voices, tiny_config(), source)
+    writing.write(tmp_path / "x", tensors, voices, tiny_config(), source)
     shuffled = dict(reversed(tensors.items()))
-    canonical.write(tmp_path / "y", shuffled, dict(reversed(voices.items())), tiny_config(), source)
+    writing.write(tmp_path / "y", shuffled, dict(reversed(voices.items())), tiny_config(), source)
 
-    for name in weights.FILES:
+    for name in canonical.FILES:
         assert sha256(tmp_path / "x" / name) == sha256(tmp_path / "y" / name), name
-    loaded = weights.load_tensors(tmp_path / "x")
+    loaded = canonical.load_tensors(tmp_path / "x")
     assert loaded.keys() == tensors.keys()
     np.testing.assert_array_equal(loaded["bert_encoder.weight"], tensors["bert_encoder.weight"])
-    assert weights.load_voices(tmp_path / "x")["a"].shape == (510, 256)
-    assert weights.load_config(tmp_path / "x") == tiny_config()
-    assert weights.load_source(tmp_path / "x")["tensors"] == len(tensors)
-    assert weights.source_label(tmp_path / "x") == "wheel+dither"
+    assert canonical.load_voices(tmp_path / "x")["a"].shape == (510, 256)
+    assert canonical.load_config(tmp_path / "x") == tiny_config()
+    assert canonical.load_source(tmp_path / "x")["tensors"] == len(tensors)
+    assert canonical.source_label(tmp_path / "x") == "wheel+dither"
 
 
 def test_nothing_is_written_when_a_check_fails(tmp_path: Path) -> None:
     tensors = {name: np.zeros(shape, np.float32) for name, shape in tensor_table(tiny_config()).items()}
     with pytest.raises(KokoroNpuError, match="voice a is"):
-        canonical.write(tmp_path, tensors, {"a": np.zeros(3)}, tiny_config(), {"source": "file"})
+        writing.write(tmp_path, tensors, {"a": np.zeros(3)}, tiny_config(), {"source": "file"})
     assert not list(tmp_path.iterdir())
 
 
 def test_readers_say_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(KokoroNpuError, match="does not exist; run `dvc repro fetch-weights`"):
-        weights.load_tensors(tmp_path)
+        canonical.load_tensors(tmp_path)
     (tmp_path / canonical.MODEL).write_bytes(b"cut")
     with pytest.raises(KokoroNpuError, match="not a whole safetensors file"):
-        weights.load_tensors(tmp_path)
+        canonical.load_tensors(tmp_path)
     (tmp_path / canonical.CONFIG).write_text("{")
     with pytest.raises(KokoroNpuError, match="is not JSON"):
-        weights.load_config(tmp_path)
+        canonical.load_config(tmp_path)
 
 
 def test_labels(tmp_path: Path) -> None:
     for source in sources.SOURCES:
         write_json(tmp_path / canonical.SOURCE, {"source": source, "dither": False})
-        assert weights.source_label(tmp_path) == source
+        assert canonical.source_label(tmp_path) == source
 
 
 @pytest.mark.parametrize("source", ["weel", None, "dhub"])

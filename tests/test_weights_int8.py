@@ -38,7 +38,7 @@ class _Export:
         zero = np.asarray(self.rng.integers(1, 9, channels or ()), q.dtype)
         scale = np.asarray(self.rng.uniform(0.01, 0.02, channels or ()), np.float32)
         weight = self.const(f"{scope}_q", q)
-        out = self.node(kind, ["x_q", weight, "x_zero", self.const(f"{scope}_zp", zero)], f"{scope}/W_quant")
+        out = self.node(kind, ["x_q", weight, "x_zero", self.const(f"{scope}_zp", zero)], f"{scope}/W_quantized")
         out = self.node("Add", [out, "some_bias"], f"{scope}/bias_add")
         out = self.node("Cast", [out], f"{scope}/cast")
         scales = self.node("Mul", ["x_scale", self.const(f"{scope}_s", scale)], f"{scope}/scales_mul")
@@ -96,7 +96,7 @@ def test_two_values_of_one_tensor_are_an_error() -> None:
 def test_embedding() -> None:
     export = _Export()
     q = export.rng.integers(-127, 127, (5, 4)).astype(np.int8)
-    name = "/encoder/text_encoder/embedding/Gather_quant"
+    name = "/encoder/text_encoder/embedding/Gather_quantized"
     out = export.node("Gather", [export.const("q", q), "tokens"], name)
     scale, zero = export.const("s", np.array(0.03, np.float32)), export.const("z", np.array(2, np.int8))
     export.node("DequantizeLinear", [out, scale, zero], "/encoder/text_encoder/embedding/dequantize")
@@ -135,7 +135,7 @@ def test_lstm_speaks_the_same_in_torch() -> None:
     zero = export.const("zero", np.array([0, 3], np.int8))
     inputs = ["x", export.const("w", w), export.const("r", r), export.const("b", b), "", "h0", "c0", ""]
     inputs += [export.const("ws", ws), zero, export.const("rs", rs), zero]
-    export.node("DynamicQuantizeLSTM", inputs, "/encoder/shared/LSTM_quant", outputs=3)
+    export.node("DynamicQuantizeLSTM", inputs, "/encoder/shared/LSTM_quantized", outputs=3)
     lstm = torch.nn.LSTM(FEATURES, HIDDEN, batch_first=True, bidirectional=True)
     table = {f"predictor.shared.{name}": tuple(p.shape) for name, p in lstm.named_parameters()}
     found = map_tensors(export.model(), table)
@@ -164,7 +164,7 @@ def test_lstm_speaks_the_same_in_torch() -> None:
 def test_a_node_of_no_module_is_an_error() -> None:
     export = _Export()
     export.integer("ConvInteger", "/decoder/decoder/new_conv", (2, 2, 3), None)
-    with pytest.raises(KokoroNpuError, match=r"/decoder/decoder/new_conv/W_quant .* no module"):
+    with pytest.raises(KokoroNpuError, match=r"/decoder/decoder/new_conv/W_quantized .* no module"):
         map_tensors(export.model(), {"decoder.conv.weight": (2, 2, 3)})
 
 

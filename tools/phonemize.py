@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from kokoro_npu.speech.phonemizer import Phonemizer
-from kokoro_npu.weights import load_config
+from kokoro_npu.weights.canonical import load_config
 
 HEADER = """\
 # The corpus: what calibrates and what judges. `phonemes` are made from `text` by tools/phonemize.py.

@@ -15,8 +15,8 @@ from kokoro_npu.errors import KokoroNpuError
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "kokoro_npu"
-_SCRIPT = re.compile(r"^    cmd: python (stages/\w+\.py)")
-_CODE = re.compile(rf"^      - (stages|{PACKAGE})/[\w/]+(\.py)?$")
+_COMMAND = re.compile(r"^    cmd: (python -m (?:stages|pipelines)\..*)")
+_CODE = re.compile(rf"^      - (stages|pipelines|{PACKAGE})/[\w/]+(\.py)?$")
 
 
 def compose(root: Path, overrides: list[str]) -> str:
@@ -32,8 +32,8 @@ def compose(root: Path, overrides: list[str]) -> str:
         return path.read_text(encoding="utf-8")
 
 
-def closure(root: Path, script: str) -> list[str]:
-    """First-party files that running ``script`` can read as code: sorted, relative to ``root``.
+def closure(root: Path, code: str) -> list[str]:
+    """First-party files that running the file ``code`` can read as code: sorted, relative to ``root``.
 
     The script itself; imports at any depth (also inside functions, not under ``if TYPE_CHECKING``); the
     ``__init__`` of every package on the way; modules that a string names (``import_module("kokoro_npu.x")``,
@@ -42,7 +42,7 @@ def closure(root: Path, script: str) -> list[str]:
     which everything is read is named as a directory.
     """
     found: set[Path] = set()
-    todo = [root / script]
+    todo = [root / code]
     while todo:
         path = todo.pop()
         if path in found:
@@ -92,28 +92,32 @@ def _executed(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _files(root: Path, name: str) -> list[Path]:
-    """Files of a dotted name: a module, a package, or a sibling of a stage; with a final dot, all modules."""
+    """Files of a dotted name, a module or a package; with a final dot, all modules."""
     base = root.joinpath(*name.strip(".").split("."))
     if name.endswith("."):
         return sorted(base.glob("*.py"))
-    top = name.partition(".")[0]
-    ours = [base / "__init__.py", base.with_suffix(".py")]
-    return [path for path in (ours if top == PACKAGE else [root / "stages" / f"{name}.py"]) if path.is_file()]
+    ours = name.partition(".")[0] in (PACKAGE, "stages", "pipelines")
+    return [path for path in (base / "__init__.py", base.with_suffix(".py")) if ours and path.is_file()]
+
+
+def script(cmd: str) -> str:
+    """The file, relative to the root, that a stage's command runs: ``python -m stages.quantize …``."""
+    return cmd.split()[2].replace(".", "/") + ".py"
 
 
 def with_code_deps(text: str, root: Path) -> str:
     """dvc.yaml's text with each stage's code dependencies replaced by the closure of its script."""
     lines: list[str] = []
-    script = ""
+    code = ""
     for line in text.splitlines():
-        if match := _SCRIPT.match(line):
-            script = match[1]
-            if not (root / script).is_file():
-                raise KokoroNpuError(f"a pipeline names {script}, which does not exist")
+        if match := _COMMAND.match(line):
+            code = script(match[1])
+            if not (root / code).is_file():
+                raise KokoroNpuError(f"a pipeline names {code}, which does not exist")
         if not _CODE.match(line):
             lines.append(line)
         if line == "    deps:":
-            lines += [f"      - {path}" for path in closure(root, script)]
+            lines += [f"      - {path}" for path in closure(root, code)]
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kokoro_npu.chips import read_chips
+from kokoro_npu.compile.chips import read_chips
 from kokoro_npu.errors import KokoroNpuError
 
 _CONF = Path(__file__).resolve().parents[1]
@@ -89,7 +89,7 @@ RULES: dict[str, Any] = {
     "long": {"frames": _BUCKETS},
     "weights": {},  # see _weights_rules
     "export": {"opset": _integer(17)},
-    "features": {"corpus": _TEXT},
+    "corpus": _TEXT,
     "quantize": {
         "precision": _one_of("w8a16", "mixed", "w8a8", "fp16"),
         "activation_bits": _one_of(8, 16),
@@ -105,9 +105,9 @@ RULES: dict[str, Any] = {
             "norm_headroom": _number(1, 8),
         },
         "gates": {
-            "quant_snr_db_min": _number(-200, 200),
-            "quant_magspec_corr_min": _number(-1, 1),
-            "quant_logmel_mae_max": _number(0),
+            "quantized_snr_db_min": _number(-200, 200),
+            "quantized_magspec_corr_min": _number(-1, 1),
+            "quantized_logmel_mae_max": _number(0),
         },
     },
     "target": {
@@ -139,7 +139,6 @@ RULES: dict[str, Any] = {
             "weights_mel_distance": _number(0),
             "activations_snr_db": _number(-200, 200),
             "float_snr_db": _number(-200, 200),
-            "rounding": _one_of("nearest", "gptq"),
         },
         "pins": _TEXT,
     },
@@ -152,7 +151,7 @@ RULES: dict[str, Any] = {
         "frames": _integer(_FEWEST_FRAMES),
         "utterances": _integer(1),
         "processes": _integer(1),
-        "gates": {"fp16_snr_db_min": _number(-200, 200), "quant_snr_db_min": _number(-200, 200)},
+        "gates": {"fp16_snr_db_min": _number(-200, 200), "quantized_snr_db_min": _number(-200, 200)},
     },
     "profile": {"warmup": _integer(0), "runs": _integer(2), "seconds": _number(0), "threads": _integer(1)},
     "listening": {

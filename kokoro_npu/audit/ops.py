@@ -10,7 +10,7 @@ import onnx
 from onnx import ModelProto, NodeProto
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.onnx_files import all_nodes, op_name, read_graph
+from kokoro_npu.graphs.reading import all_nodes, op_name, read_graph
 
 FULL, PARTIAL, BLOCKED, NOT_LISTED = "full", "partial", "blocked", "not listed"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from kokoro_npu.cli._tables import bounded, console, table
-from kokoro_npu.counting import GROUPINGS, OP, Row, count, file_size
+from kokoro_npu.graphs.counting import GROUPINGS, OP, Row, count, file_size
 
 _KIB = 1024
 _MB = 1e6

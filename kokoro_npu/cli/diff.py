@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from kokoro_npu.cli._tables import console, table
-from kokoro_npu.counting import GROUPINGS, OP, difference
+from kokoro_npu.graphs.counting import GROUPINGS, OP, difference
 
 _MB = 1e6
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from kokoro_npu.doctor import MISSING, examine
+from kokoro_npu.cli.checks import MISSING, examine
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from kokoro_npu.cli._tables import console, table
-from kokoro_npu.quantize.estimate import PRECISIONS, Thresholds, estimate_size
-from kokoro_npu.quantize.trial_table import read_trials
+from kokoro_npu.sensitivity.estimate import PRECISIONS, Thresholds, estimate_size
+from kokoro_npu.sensitivity.table import read_trials
 
 _MB = 1e6
 

@@ -10,9 +10,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 from rich.console import Console
 from rich.table import Table
 
+from kokoro_npu.compile.op_cost import MOVEMENT, graph_cost
 from kokoro_npu.compile.options import CompileSettings, Spec, Target
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.graph_cost import MOVEMENT, graph_cost
 
 
 def _frames(path: Path) -> int:

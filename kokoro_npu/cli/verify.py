@@ -42,11 +42,12 @@ def command(
     import soundfile
 
     from kokoro_npu.files import atomic
-    from kokoro_npu.frontend import Frontend, tokenize, voice_row
-    from kokoro_npu.onnx_files import read_graph
+    from kokoro_npu.graphs.reading import read_graph
+    from kokoro_npu.host.frontend import Frontend, tokenize, voice_row
     from kokoro_npu.speech.phonemizer import Phonemizer
-    from kokoro_npu.verification import verify
-    from kokoro_npu.weights import FILES, load_config, load_kmodel, load_voices
+    from kokoro_npu.variants.verification import verify
+    from kokoro_npu.weights.canonical import FILES, load_config, load_voices
+    from kokoro_npu.weights.kmodel import load_kmodel
 
     read_graph(model)  # before anything slow
     if missing := [name for name in FILES if not (weights / name).is_file()]:

@@ -16,8 +16,8 @@ from kokoro_npu.aihub.package import merge
 from kokoro_npu.aihub.service import Service, connect
 from kokoro_npu.aihub.settings import Settings, compile_options
 from kokoro_npu.compile import binary
-from kokoro_npu.compile.compile_report import not_compiled
 from kokoro_npu.compile.options import CompileSettings, Spec, Target
+from kokoro_npu.compile.report import not_compiled
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic, sha256
 
@@ -39,7 +39,7 @@ class AiHubBackend:
     """
 
     def compile(self, onnx_path: Path, frames: int, spec: Spec, out_dir: Path) -> dict[str, Any]:
-        """See :func:`kokoro_npu.compile.compile_decoder`.
+        """See :func:`kokoro_npu.compile.backends.compile_decoder`.
 
         Raises:
             KokoroNpuError: no device could be compiled for; nothing was uploaded when that could be known before.

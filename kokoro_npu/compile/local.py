@@ -15,8 +15,8 @@ from typing import Any
 import onnx
 
 from kokoro_npu.compile import binary, memory, toolchain
-from kokoro_npu.compile.compile_report import not_compiled
 from kokoro_npu.compile.options import Spec, provider_options, session_entries
+from kokoro_npu.compile.report import not_compiled
 from kokoro_npu.errors import KokoroNpuError
 
 BACKEND = "qnn-htp-offline"
@@ -67,13 +67,13 @@ class LocalBackend:
     """Compiles with ``onnxruntime-qnn`` on this machine."""
 
     def compile(self, onnx_path: Path, frames: int, spec: Spec, out_dir: Path) -> dict[str, Any]:
-        """See :func:`kokoro_npu.compile.compile_decoder`."""
+        """See :func:`kokoro_npu.compile.backends.compile_decoder`."""
         return self.compile_shared({frames: onnx_path}, spec, out_dir, shared=False)[frames]
 
     def compile_shared(
         self, models: Mapping[int, Path], spec: Spec, out_dir: Path, *, shared: bool = True
     ) -> dict[int, dict[str, Any]]:
-        """See :func:`kokoro_npu.compile.compile_decoders`; ``shared`` gives the binary the name of all buckets'."""
+        """See :func:`~kokoro_npu.compile.backends.compile_decoders`; ``shared`` names the binary after all buckets."""
         # Options first: a typo is told even where nothing can be compiled.
         provider_options(spec.target, spec.settings, "")
         missing = toolchain.missing_reason()

@@ -43,7 +43,7 @@ class CompileSettings:
     """How to compile.
 
     Attributes:
-        backend: name of a compile backend, see ``kokoro_npu.compile.BACKENDS``.
+        backend: name of a compile backend, see ``kokoro_npu.compile.backends.BACKENDS``.
         optimization_level: finalize level, 1 to 3. It changes the arithmetic, so it is part of what an audit
             certifies.
         graph_splitting: let the compiler split the graph: less memory, larger binary.

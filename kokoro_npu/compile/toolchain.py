@@ -22,7 +22,6 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
-from kokoro_npu.compile import worker
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.machine import available_bytes
 from kokoro_npu.versions import flat_versions
@@ -31,7 +30,7 @@ _PACKAGE = "onnxruntime_qnn"
 _POLL_SECONDS = 0.2
 _LINE_SECONDS = 30.0
 # Not -m: the package imports the worker, and runpy warns about modules that are imported already.
-_ENTRY = f"import sys; from {worker.__name__} import main; sys.exit(main(sys.argv[1]))"
+_ENTRY = "import sys; from kokoro_npu.compile.worker import main; sys.exit(main(sys.argv[1]))"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kokoro_npu.compile.binary_reader import read_in_process
+
 _PR_SET_PDEATHSIG = 1
 _PROVIDER = "QNNExecutionProvider"
 
@@ -124,9 +126,7 @@ def _emulate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inspect(request: dict[str, Any]) -> dict[str, Any]:
-    from kokoro_npu.compile import binary
-
-    return {"binary": binary.read_in_process(Path(request["path"]))}
+    return {"binary": read_in_process(Path(request["path"]), Path(request["libraries"]))}
 
 
 _COMMANDS = {

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from kokoro_npu import metrics
+from kokoro_npu.audio import metrics
 from kokoro_npu.compile import toolchain
 from kokoro_npu.compile.options import CompileSettings, Target, provider_options, session_entries
 from kokoro_npu.errors import KokoroNpuError

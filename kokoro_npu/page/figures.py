@@ -59,11 +59,11 @@ def _parity(key: str, label: str, unit: str = "", better: int = 1) -> Figure:
 PARITY = (
     _parity("torch_snr_db_min", "static decoder in torch, SNR", "dB"),
     _parity("fp32_snr_db_min", "fp32 ONNX, SNR", "dB"),
-    _parity("quant_snr_db_min", "{precision} ONNX, SNR", "dB"),
-    _parity("quant_waveform_corr_min", "{precision} waveform correlation"),
-    _parity("quant_magspec_corr_min", "{precision} magnitude-spectrogram correlation"),
-    _parity("quant_logmel_mae_max", "{precision} log-mel distance", "dB", -1),
-    _parity("quant_band_db_max", "{precision} band energy off by", "dB", -1),
+    _parity("quantized_snr_db_min", "{precision} ONNX, SNR", "dB"),
+    _parity("quantized_waveform_corr_min", "{precision} waveform correlation"),
+    _parity("quantized_magspec_corr_min", "{precision} magnitude-spectrogram correlation"),
+    _parity("quantized_logmel_mae_max", "{precision} log-mel distance", "dB", -1),
+    _parity("quantized_band_db_max", "{precision} band energy off by", "dB", -1),
     _parity("duration_mismatches", "tokens with another duration", "", -1),
     _parity("utterances", "evaluation utterances that fit"),
 )
@@ -83,12 +83,12 @@ COMPILE = (
 # Times are judged as quotients of one run: another machine is no regression.
 PROFILE = (
     Figure("profile", "rtf_p50/torch_rtf_p50", "fp32 time ÷ PyTorch's, same run", "", -1, slack=0.3),
-    Figure("profile", "quant_rtf_p50/torch_rtf_p50", "{precision} time ÷ PyTorch's, same run", "", -1, slack=0.3),
+    Figure("profile", "quantized_rtf_p50/torch_rtf_p50", "{precision} time ÷ PyTorch's, same run", "", -1, slack=0.3),
     Figure("profile", "gmacs", "GMAC", "", -1),
     Figure("profile", "weight_bytes", "fp32 weights", "bytes", -1),
-    Figure("profile", "quant_weight_bytes", "{precision} weights", "bytes", -1),
+    Figure("profile", "quantized_weight_bytes", "{precision} weights", "bytes", -1),
     Figure("profile", "peak_rss_bytes", "memory, fp32", "bytes", -1, slack=0.3),
-    Figure("profile", "quant_peak_rss_bytes", "memory, {precision}", "bytes", -1, slack=0.3),
+    Figure("profile", "quantized_peak_rss_bytes", "memory, {precision}", "bytes", -1, slack=0.3),
 )
 ALL = (*PARITY, *AUDIT, *COMPILE, *PROFILE)
 KINDS = tuple(dict.fromkeys(figure.kind for figure in ALL))

@@ -12,10 +12,10 @@ import soundfile
 from matplotlib import colormaps
 from PIL import Image
 
-from kokoro_npu import metrics
+from kokoro_npu.audio import metrics
+from kokoro_npu.audio.wav import read_wav
+from kokoro_npu.build.labels import FP32, QUANTIZED, REFERENCE
 from kokoro_npu.geometry import FRAMES_PER_SECOND, SAMPLE_RATE
-from kokoro_npu.variants import FP32, QUANT, REFERENCE
-from kokoro_npu.wav import read_wav
 
 LONGEST_SECONDS = 4.0
 """Audio longer than this stays out of the page, which is committed."""
@@ -71,7 +71,7 @@ def samples(parity_dir: Path | str, frames: list[int], precision: str) -> list[S
     directory = Path(parity_dir)
     tables = [pd.read_csv(directory / f"{size}.csv").assign(bucket=size) for size in frames]
     rows = pd.concat(tables, ignore_index=True)
-    rows = rows[(rows["variant"] == QUANT) & (rows["frames"] <= LONGEST_SECONDS * FRAMES_PER_SECOND)]
+    rows = rows[(rows["variant"] == QUANTIZED) & (rows["frames"] <= LONGEST_SECONDS * FRAMES_PER_SECOND)]
     if rows.empty:
         return []
     usual = rows[rows["bucket"] == rows["bucket"].min()].sort_values("frames").iloc[-1]
@@ -84,14 +84,14 @@ def samples(parity_dir: Path | str, frames: list[int], precision: str) -> list[S
 
 def _sample(directory: Path, row: pd.Series, why: str, precision: str) -> Sample:
     stem = directory / str(row["bucket"])
-    audio = {v: read_wav(stem / f"{row['utterance']}.{v}.wav") for v in (REFERENCE, FP32, QUANT)}
+    audio = {v: read_wav(stem / f"{row['utterance']}.{v}.wav") for v in (REFERENCE, FP32, QUANTIZED)}
     loudest = float(metrics.magnitude_spectrogram(audio[REFERENCE]).max())
-    labels = {REFERENCE: "reference: PyTorch, unpadded", FP32: "fp32 ONNX", QUANT: f"{precision} ONNX"}
+    labels = {REFERENCE: "reference: PyTorch, unpadded", FP32: "fp32 ONNX", QUANTIZED: f"{precision} ONNX"}
     clips = [
         Clip(label, _data("audio/flac", flac(audio[v])), _data("image/png", spectrogram(audio[v], loudest)))
         for v, label in labels.items()
     ]
-    difference = audio[QUANT] - audio[REFERENCE]
+    difference = audio[QUANTIZED] - audio[REFERENCE]
     clips.append(Clip(f"{precision} minus reference", "", _data("image/png", spectrogram(difference, loudest))))
     return Sample(
         utterance=str(row["utterance"]),

@@ -11,13 +11,13 @@ from onnxruntime.quantization import CalibrationDataReader
 from onnxruntime.quantization.calibrate import TensorsData, create_calibrator
 from tqdm import tqdm
 
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
+from kokoro_npu.graphs.sessions import THREADS
+from kokoro_npu.host.steps import Array, crop, pad_to_bucket, select_bucket
 from kokoro_npu.quantize.encodings import Ranges, save_ranges
 from kokoro_npu.quantize.recipe import NORM, Calibration, Recipe
-from kokoro_npu.runtime import Array, crop, pad_to_bucket, select_bucket
-from kokoro_npu.sessions import THREADS
 
 
 class _Samples(CalibrationDataReader):
@@ -28,7 +28,9 @@ class _Samples(CalibrationDataReader):
         return next(self._samples, None)
 
 
-def calibration_samples(recorded: Sequence[Recorded], calibration: Calibration) -> dict[Bucket, list[dict[str, Array]]]:
+def calibration_samples(
+    recorded: Sequence[ReferenceUtterance], calibration: Calibration
+) -> dict[Bucket, list[dict[str, Array]]]:
     """Decoder inputs to calibrate on, by bucket: each utterance in the smallest that holds it, and the short windows.
 
     Utterances that no bucket holds are left out: a recipe decides whether their ranges are worth a long bucket's time.

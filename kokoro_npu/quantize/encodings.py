@@ -1,7 +1,7 @@
 """Encodings of tensors that only hold copies of others.
 
-A bucket may move its columns about in a way that the calibrated ones do not (:mod:`kokoro_npu.rows`), so that the
-names of such tensors say nothing. Their ranges follow from what they are copied from; and with the same encoding on
+A bucket may move its columns about in a way that the calibrated ones do not (:mod:`kokoro_npu.model.folding`), so that
+the names of such tensors say nothing. Their ranges follow from what they are copied from; and with the same encoding on
 both sides of a copy, nothing is rounded on the way.
 """
 

@@ -1,4 +1,4 @@
-"""What every bucket's quantized decoder is made from: encodings by tensor name, and rounded weights."""
+"""What every bucket's quantized decoder is made from: encodings by tensor name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,20 +6,18 @@ from pathlib import Path
 import onnx
 from kokoro import KModel
 
-from kokoro_npu.export import export_decoder
-from kokoro_npu.features import Recorded
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.files import write_json
 from kokoro_npu.geometry import Bucket
+from kokoro_npu.model.export import export_decoder
 from kokoro_npu.quantize.calibrate import calibrate, calibration_samples
 from kokoro_npu.quantize.recipe import Recipe
-from kokoro_npu.quantize.rounded import RoundedWeight
-from kokoro_npu.quantize.rounding import round_decoder
 
 
 def prepare(
-    model: KModel, recorded: Sequence[Recorded], recipe: Recipe, opset: int, encodings_path: Path
-) -> tuple[onnx.ModelProto, dict[str, RoundedWeight]]:
-    """Measure a recipe's ranges and round the weights that it does not round to nearest.
+    model: KModel, recorded: Sequence[ReferenceUtterance], recipe: Recipe, opset: int, encodings_path: Path
+) -> onnx.ModelProto:
+    """Measure a recipe's ranges.
 
     Args:
         model: upstream's model, weight norm removed.
@@ -29,7 +27,7 @@ def prepare(
         encodings_path: receives the encodings by tensor name; of a float precision there are none.
 
     Returns:
-        The float decoder of the smallest calibrated bucket, weights inside, and the rounded weights by name.
+        The float decoder of the smallest calibrated bucket, weights inside.
     """
 
     def decoder(bucket: Bucket) -> onnx.ModelProto:
@@ -42,4 +40,4 @@ def prepare(
     else:
         samples = calibration_samples(recorded, recipe.calibration)
         calibrate(((decoder(bucket), inputs) for bucket, inputs in samples.items()), recipe, encodings_path)
-    return smallest, round_decoder(model.decoder, recorded, recipe.rounded_weights(smallest))
+    return smallest

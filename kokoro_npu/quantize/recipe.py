@@ -9,7 +9,7 @@ import onnx
 from onnxruntime.quantization import CalibrationMethod, QuantType
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.quantize.lines import GPTQ, Line, Settings, load_lines, resolve, weighted_nodes
+from kokoro_npu.quantize.overrides import Line, Settings, load_lines, resolve
 
 FP16 = "fp16"
 
@@ -124,12 +124,6 @@ class Recipe:
                 Line(f"*/{NORM}", "its shift stays float in any case, and HTP then takes all of it so", float=True)
             )
         return resolve(model, default, (*scopes, *self.lines))
-
-    def rounded_weights(self, model: onnx.ModelProto) -> dict[str, int]:
-        """The weights of ``model`` that are rounded by GPTQ, initializer name to bits."""
-        settings = self.settings(model)
-        nodes = [(node.input[1], settings[node.name]) for node in weighted_nodes(model)]
-        return {name: one.weights for name, one in nodes if one.rounding == GPTQ and not one.float}
 
 
 def activation_type(bits: int) -> QuantType:

@@ -1,18 +1,11 @@
-"""Weights that were rounded beforehand, as a file: integers and scales by the name of the ONNX initializer."""
+"""Weights rounded to nearest on a symmetric grid."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file, save_file
 
-from kokoro_npu.files import atomic
-from kokoro_npu.runtime import Array
-
-_SCALES = ":scales"
+from kokoro_npu.host.steps import Array
 
 
 @dataclass(frozen=True)
@@ -26,11 +19,6 @@ class RoundedWeight:
 
     integers: npt.NDArray[np.int8] | npt.NDArray[np.int16]
     scales: Array
-
-    @property
-    def bits(self) -> int:
-        """8 or 16."""
-        return self.integers.dtype.itemsize * 8
 
     def values(self, axis: int) -> Array:
         """The float weight that the integers stand for; ``axis`` counts output channels."""
@@ -63,18 +51,3 @@ def round_to_nearest(weight: Array, axis: int, bits: int, scales: Array | None =
     shape[axis] = -1
     levels = np.clip(np.round(weight / scales.reshape(shape)), -top, top)
     return RoundedWeight(levels.astype(np.int8) if bits == 8 else levels.astype(np.int16), scales)
-
-
-def save_rounded(weights: Mapping[str, RoundedWeight], path: Path) -> None:
-    """Write weights, which may be none, as safetensors."""
-    tensors: dict[str, npt.NDArray[Any]] = {name: weight.integers for name, weight in weights.items()}
-    tensors |= {f"{name}{_SCALES}": weight.scales for name, weight in weights.items()}
-    with atomic(path) as tmp:
-        save_file({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}, tmp)
-
-
-def load_rounded(path: Path) -> dict[str, RoundedWeight]:
-    """Read what :func:`save_rounded` wrote."""
-    tensors = load_file(path)
-    names = [name for name in tensors if not name.endswith(_SCALES)]
-    return {name: RoundedWeight(tensors[name], tensors[f"{name}{_SCALES}"]) for name in names}

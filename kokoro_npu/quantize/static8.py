@@ -8,9 +8,9 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from kokoro_npu.features import Recorded
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
+from kokoro_npu.quantize.apply import quantize_decoder
 from kokoro_npu.quantize.calibrate import calibrate, calibration_samples
-from kokoro_npu.quantize.model import quantize_decoder
 from kokoro_npu.quantize.recipe import Calibration, Recipe
 
 HEAD = "/generator/head/"
@@ -33,7 +33,7 @@ def static_recipe(frames: Iterable[int], float_scopes: tuple[str, ...], short_wi
 
 
 def static_encodings(
-    models: Mapping[int, ModelProto], recorded: Iterable[Recorded], recipe: Recipe, encodings_path: Path
+    models: Mapping[int, ModelProto], recorded: Iterable[ReferenceUtterance], recipe: Recipe, encodings_path: Path
 ) -> None:
     """Measure ranges on the utterances that fit the recipe's buckets.
 

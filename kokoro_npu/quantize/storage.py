@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from kokoro_npu.onnx_files import WEIGHT_INPUTS, Constant, constants
+from kokoro_npu.graphs.reading import WEIGHT_INPUTS, Constant, constants
 
 INT8, INT4, FP16 = "int8", "int4", "fp16"
 

@@ -10,16 +10,18 @@ import torch
 from kokoro import KModel
 from torch import Tensor
 
-from kokoro_npu.corpus import EVALUATION
-from kokoro_npu.decoder import StaticDecoder
-from kokoro_npu.features import Recorded, load_recorded
+from kokoro_npu.build import places
+from kokoro_npu.corpus.reference_set import ReferenceUtterance, load_reference_set
+from kokoro_npu.corpus.utterances import EVALUATION
+from kokoro_npu.evaluate.parity import Variant, evaluate, fitting
 from kokoro_npu.files import atomic, write_json
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.parity import Variant, evaluate, fitting
-from kokoro_npu.runtime import pad_to_bucket
+from kokoro_npu.host.steps import pad_to_bucket
+from kokoro_npu.model.decoder import StaticDecoder
 from kokoro_npu.runtimes.measure import ONNXRUNTIME, Backend, Engine, take_turns
 from kokoro_npu.versions import flat_versions, provenance
-from kokoro_npu.weights import load_kmodel, source_label
+from kokoro_npu.weights.canonical import source_label
+from kokoro_npu.weights.kmodel import load_kmodel
 
 REFERENCE = "onnx"
 """Prefix of ONNX Runtime's own figures."""
@@ -43,7 +45,7 @@ class Settings:
 def compare(
     candidates: Mapping[str, tuple[Backend, Path]],
     onnx: Path,
-    recorded: Sequence[Recorded],
+    recorded: Sequence[ReferenceUtterance],
     bucket: Bucket,
     settings: Settings,
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -57,9 +59,10 @@ def compare(
         settings: threads and runs.
 
     Returns:
-        The rows of :func:`kokoro_npu.parity.evaluate`, one variant a precision; and a flat report with the worst
-        figures of each (``<precision>_snr_db_min`` …), ``…_nan_samples``, ``…_memory_bytes`` and ``…_time_ratio``,
-        median time over ONNX Runtime's in the same run; of ONNX Runtime (``onnx_…``), the memory alone.
+        The rows of :func:`kokoro_npu.evaluate.parity.evaluate`, one variant a precision; and a flat report with the
+        worst figures of each (``<precision>_snr_db_min`` …), ``…_nan_samples``, ``…_memory_bytes`` and
+        ``…_time_ratio``, median time over ONNX Runtime's in the same run; of ONNX Runtime (``onnx_…``), the memory
+        alone.
     """
     inputs = [pad_to_bucket(item.features, bucket) for item in recorded]
     tables: list[pd.DataFrame] = []
@@ -77,8 +80,8 @@ def compare(
     return table, report | worst_figures(table)
 
 
-def judge(variants: Mapping[str, Variant], recorded: Sequence[Recorded], bucket: Bucket) -> pd.DataFrame:
-    """:func:`kokoro_npu.parity.evaluate` of variants that may all be in memory."""
+def judge(variants: Mapping[str, Variant], recorded: Sequence[ReferenceUtterance], bucket: Bucket) -> pd.DataFrame:
+    """:func:`kokoro_npu.evaluate.parity.evaluate` of variants that may all be in memory."""
     return evaluate(recorded, bucket, iter(variants.items()))
 
 
@@ -91,7 +94,7 @@ def worst_figures(table: pd.DataFrame) -> dict[str, float]:
     return figures
 
 
-def at_most(most: int, recorded: Sequence[Recorded]) -> list[Recorded]:
+def at_most(most: int, recorded: Sequence[ReferenceUtterance]) -> list[ReferenceUtterance]:
     """So many utterances of those that fit, shortest first: the longest, and the shortest of the rest.
 
     A long bucket takes minutes. The extremes of padding, which a static decoder could get wrong, are among them.
@@ -99,7 +102,7 @@ def at_most(most: int, recorded: Sequence[Recorded]) -> list[Recorded]:
     return list(recorded) if len(recorded) <= most else [*recorded[: most - 1], recorded[-1]]
 
 
-def ids(recorded: Sequence[Recorded]) -> str:
+def ids(recorded: Sequence[ReferenceUtterance]) -> str:
     """Which utterances they are, as one text for a flat report."""
     return ", ".join(item.id for item in recorded)
 
@@ -126,14 +129,14 @@ class Case:
     model: KModel
     module: StaticDecoder
     onnx: Path
-    recorded: list[Recorded]
+    recorded: list[ReferenceUtterance]
     weights_source: str
 
     @classmethod
     def load(cls, frames: int, artifacts: Path, most: int) -> "Case":
         """Load the case of one bucket from what the default pipeline built, with :func:`at_most` utterances."""
         bucket, model = Bucket(frames), load_kmodel(artifacts / "weights")
-        recorded = at_most(most, fitting(list(load_recorded(artifacts / "features", EVALUATION)), bucket, model))
+        recorded = at_most(most, fitting(list(load_reference_set(places.REFERENCE_SET, EVALUATION)), bucket, model))
         onnx = artifacts / f"decoder/kokoro_decoder_{frames}.onnx"
         module = StaticDecoder(model.decoder, bucket, bucket.fewest_rows)
         return cls(bucket, model, module, onnx, recorded, source_label(artifacts / "weights"))

@@ -24,15 +24,15 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.runtime import Array
+from kokoro_npu.host.steps import Array
+from kokoro_npu.model.torch_cpu import set_up_torch
 from kokoro_npu.runtimes.compare import ids, judge, prefixed, worst_figures
 from kokoro_npu.runtimes.extras import require
 from kokoro_npu.runtimes.measure import kinds
 from kokoro_npu.runtimes.mil import FP16_MAX, Interpreter, variables
-from kokoro_npu.torch_cpu import set_up_torch
 
 EXTRA = "coreml"
 TOOLS = ("coremltools",)
@@ -218,7 +218,7 @@ class Program:
 
 
 def interpret(
-    paths: Mapping[str, Path], recorded: Sequence[Recorded], bucket: Bucket
+    paths: Mapping[str, Path], recorded: Sequence[ReferenceUtterance], bucket: Bucket
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Run utterances through the ops of each package, one package in memory at a time.
 
@@ -228,8 +228,8 @@ def interpret(
         bucket: of the packages.
 
     Returns:
-        The rows of :func:`kokoro_npu.parity.evaluate`, one variant a precision, and a flat report: the worst figures,
-        what each program is made of, and its extremes, each behind its precision.
+        The rows of :func:`kokoro_npu.evaluate.parity.evaluate`, one variant a precision, and a flat report: the worst
+        figures, what each program is made of, and its extremes, each behind its precision.
     """
     set_up_torch()
     tables = []

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic
-from kokoro_npu.runtime import Array
+from kokoro_npu.host.steps import Array
 from kokoro_npu.runtimes.extras import require
 from kokoro_npu.runtimes.measure import Backend, Run, kinds
 

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic
-from kokoro_npu.runtime import Array
+from kokoro_npu.graphs.sessions import THREADS
+from kokoro_npu.host.steps import Array
 from kokoro_npu.runtimes.extras import require
 from kokoro_npu.runtimes.measure import Backend, Run, kinds
-from kokoro_npu.sessions import THREADS
 
 EXTRA = "litert"
 TOOLS = ("litert-torch", "ai-edge-litert", "ai-edge-quantizer")
 
-FLOAT_HEAD = ("kokoro_npu.decoder.Head_head",)
+FLOAT_HEAD = ("kokoro_npu.model.decoder.Head_head",)
 """The decoder's last part, as the converter names it: 8 bits there, in the basis of the inverse STFT above all, cost
 11 dB and save 55 kB."""
 
@@ -67,7 +67,7 @@ def _refuse_resized_convolutions(module: nn.Module) -> None:
             if (3, 2, 1) in sizes:
                 raise KokoroNpuError(
                     f"LiteRT's converter turns ConvTranspose {name} (kernel 3, stride 2, padding 1) into "
-                    "RESIZE_BILINEAR without its weights: write it as two phases (kokoro_npu.blocks.TwoPhaseUpsample)"
+                    "RESIZE_BILINEAR without its weights: write it as two phases (model/blocks.py, TwoPhaseUpsample)"
                 )
 
 

@@ -14,12 +14,12 @@ import torch
 from kokoro import KModel
 from tqdm import tqdm
 
-from kokoro_npu.duration import OUTPUT_NAMES, DurationModel
+from kokoro_npu.audio.metrics import snr_db
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.features import Recorded
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.metrics import snr_db
-from kokoro_npu.runtime import Array, align, frame_ratio
+from kokoro_npu.host.steps import Array, align, frame_ratio
+from kokoro_npu.model.duration import OUTPUT_NAMES, DurationModel
 from kokoro_npu.runtimes import litert
 from kokoro_npu.runtimes.static_parts import StaticDuration, StaticProsody
 
@@ -61,7 +61,12 @@ def quantize(source: Mapping[str, Path], paths: Mapping[str, Path]) -> None:
 
 @torch.inference_mode()
 def judge(
-    model: KModel, recorded: Sequence[Recorded], tokens: int, bucket: Bucket, paths: dict[str, Path], threads: int
+    model: KModel,
+    recorded: Sequence[ReferenceUtterance],
+    tokens: int,
+    bucket: Bucket,
+    paths: dict[str, Path],
+    threads: int,
 ) -> dict[str, Any]:
     """Compare both parts with upstream's, unpadded, on the utterances that fit both buckets.
 

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 from tqdm import tqdm
 
-from kokoro_npu.runtime import Array
+from kokoro_npu.host.steps import Array
 
 # The processes import this module: nothing that takes memory may be imported here.
 
@@ -40,7 +40,7 @@ class Backend:
 
 
 def _open_onnxruntime(path: Path, threads: int) -> Run:
-    from kokoro_npu.sessions import cpu_session
+    from kokoro_npu.graphs.sessions import cpu_session
 
     session = cpu_session(path, threads)
 
@@ -50,7 +50,7 @@ def _open_onnxruntime(path: Path, threads: int) -> Run:
     return run
 
 
-ONNXRUNTIME = Backend(_open_onnxruntime, ("kokoro_npu.sessions",))
+ONNXRUNTIME = Backend(_open_onnxruntime, ("kokoro_npu.graphs.sessions",))
 """ONNX Runtime CPU, by whose times the others' are divided."""
 
 

@@ -1,8 +1,8 @@
 """The duration and prosody models at fixed sizes, for runtimes that take neither dynamic axes nor a packed LSTM.
 
-They compute what :mod:`kokoro_npu.duration` and :mod:`kokoro_npu.prosody` compute, at any right-padding. An LSTM is
-unrolled step by step; its gates are closed on padding, so that the backward direction starts at the last real step.
-The source (running phase, atan2) stays on the host.
+They compute what :mod:`kokoro_npu.model.duration` and :mod:`kokoro_npu.model.prosody` compute, at any right-padding.
+An LSTM is unrolled step by step; its gates are closed on padding, so that the backward direction starts at the last
+real step. The source (running phase, atan2) stays on the host.
 """
 
 from copy import deepcopy
@@ -11,10 +11,10 @@ import torch
 from kokoro import KModel
 from torch import Tensor, nn
 
-from kokoro_npu.blocks import AffineSplit, MaskedStyleBlock, Rate, StyleProjections
-from kokoro_npu.convs import interleave
-from kokoro_npu.duration import DurationModel
 from kokoro_npu.geometry import DECODE_RATE, FRAME_RATIOS, PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
+from kokoro_npu.model.blocks import AffineSplit, MaskedStyleBlock, Rate, StyleProjections
+from kokoro_npu.model.convs import interleave
+from kokoro_npu.model.duration import DurationModel
 
 _CLOSED = -1e4
 """Added to the gates of padded steps: their sigmoids are exactly zero then, and with them the state."""
@@ -66,7 +66,7 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
 
 
 class StaticDuration(DurationModel):
-    """:class:`kokoro_npu.duration.DurationModel` for a fixed number of tokens, padded on the right.
+    """:class:`kokoro_npu.model.duration.DurationModel` for a fixed number of tokens, padded on the right.
 
     Args:
         model: upstream's model, weight norm removed, with eager attention.

@@ -78,7 +78,7 @@ def _bucket(entry: Entry) -> str:
 
 
 def _figures(row: Mapping[str, Any]) -> str:
-    floats = " | ".join(_db(row[key]) for key in ("fp32_snr_db_min", "quant_snr_db_min"))
+    floats = " | ".join(_db(row[key]) for key in ("fp32_snr_db_min", "quantized_snr_db_min"))
     return f"| {row['frames']} | {row['utterances']} | {floats} | {row['backend']} |"
 
 

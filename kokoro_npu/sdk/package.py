@@ -20,12 +20,12 @@ from kokoro_npu.sdk.manifest import DIGEST, MANIFEST, SCHEMA, Entry, check, comp
 from kokoro_npu.sdk.vectors import vectors_text
 from kokoro_npu.speech.models import QUANTIZED, Models, models_of_build
 from kokoro_npu.versions import TOOLS, tool_versions
-from kokoro_npu.weights import load_source
+from kokoro_npu.weights.canonical import load_source
 
 _CPU = {"duration": "cpu/kokoro_duration.onnx", "prosody": "cpu/kokoro_prosody.onnx"}
 _QUALITY = (
-    "backend", "precision", "utterances", "torch_snr_db_min", "fp32_snr_db_min", "quant_snr_db_min",
-    "quant_magspec_corr_min", "quant_logmel_mae_max",
+    "backend", "precision", "utterances", "torch_snr_db_min", "fp32_snr_db_min", "quantized_snr_db_min",
+    "quantized_magspec_corr_min", "quantized_logmel_mae_max",
 )  # fmt: skip
 _KOTLIN = ("KokoroHost.kt", "HostCheck.kt")
 

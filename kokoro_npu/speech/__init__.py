@@ -1,12 +1,12 @@
 """Text to speech with the split model: what an SDK does around it, as a reference that is tested against PyTorch.
 
-``phonemizer``    text to Kokoro's phonemes, offline
-``alphabet``      the phoneme alphabet, and what a symbol outside it probably means
-``utterances``    phonemes to utterances: at sentence, then clause boundaries
-``source_noise``  the Gaussian draws of the source, the same bits in any language
-``synthesizer``   an utterance to audio: duration model, alignment, bucket, padding, decoder, trimming
-``joining``       utterances to one signal without clicks
-``models``        which files do it: those of a build or of an SDK bundle
-
-The steps between the models are in `kokoro_npu.runtime` and `kokoro_npu.frontend`.
+``alphabet``     Kokoro's phoneme alphabet: which symbols it has.
+``evaluation``   How good the runtime is: against PyTorch, sentence by sentence, and how soon it sounds.
+``joining``      Utterances to one signal: no click at a joint, and pauses as within an utterance.
+``models``       Which files speak: those of a build (artifacts/).
+``npu``          Decoders on Qualcomm's NPU: context binaries through ONNX Runtime's QNN provider.
+``phonemizer``   Text to Kokoro's phonemes, offline: misaki's English front end where its tagger is installed.
+``sound``        Where speech goes: a WAV file that appears when it is whole, and the loudspeaker.
+``synthesizer``  Phonemes and a voice to audio: the whole path through the split model.
+``utterances``   Phonemes to utterances: whole sentences where they fit, else cut at clauses.
 """

@@ -11,9 +11,10 @@ import pandas as pd
 from kokoro import KModel
 from tqdm import tqdm
 
-from kokoro_npu import metrics, reference
+from kokoro_npu.audio import metrics
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import SAMPLE_RATE
+from kokoro_npu.model import reference
 from kokoro_npu.speech.models import FP32, QUANTIZED
 from kokoro_npu.speech.synthesizer import Synthesizer
 from kokoro_npu.speech.utterances import utterances
@@ -149,7 +150,7 @@ def evaluate(
         "fp32_snr_db_median": round(float(table["snr_db"].median()), 3),
         "duration_mismatches": int(table["duration_mismatches"].sum()),
     }
-    for precision, prefix in ((FP32, ""), (QUANTIZED, "quant_")):
+    for precision, prefix in ((FP32, ""), (QUANTIZED, "quantized_")):
         timed = first_sound(synthesizers[precision], to_phonemes, text, runs)
         report |= {f"{prefix}{key}": value for key, value in timed.items()}
     return table, report

@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.frontend import Frontend, Prepared, tokenize, voice_row
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.runtime import Array, pad_to_bucket, select_bucket, trim
-from kokoro_npu.sessions import THREADS
+from kokoro_npu.graphs.sessions import THREADS
+from kokoro_npu.host.frontend import Frontend, Prepared, tokenize, voice_row
+from kokoro_npu.host.source_noise import SourceNoise
+from kokoro_npu.host.steps import Array, pad_to_bucket, select_bucket, trim
 from kokoro_npu.speech.alphabet import check_phonemes
 from kokoro_npu.speech.joining import shape
 from kokoro_npu.speech.models import Models
 from kokoro_npu.speech.npu import decoder_session
-from kokoro_npu.speech.source_noise import SourceNoise
 from kokoro_npu.speech.utterances import TARGET_PHONEMES, Boundary, boundary_at_end, cut, utterances
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0

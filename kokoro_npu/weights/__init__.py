@@ -1,38 +1,13 @@
 """Weights as data: sources in, canonical files out, and loaders for everything downstream.
 
-`sources.fetch` writes the canonical files (see `kokoro_npu.weights.canonical`) from one source; the loaders here read
-them and know no source, so that a change in one does not rerun what only loads. `load_kmodel` imports kokoro (and with
-it spaCy) only when it is called.
+``canonical``   The canonical weight files that every source ends in, and that everything downstream reads.
+``checkpoint``  Upstream's checkpoint format: a ``.pth`` of five state dicts, and ``.pt`` voice packs.
+``file``        Source ``file``: a local checkpoint, its config and a folder of voices.
+``hub``         Source ``hub``: the release itself, ``hexgrad/Kokoro-82M`` at a pinned revision.
+``kmodel``      `kokoro.KModel` built from a config without a network: its tensor table.
+``onnx_int8``   The dynamic-int8 ONNX export of Kokoro v1.0, mapped back to the tensors of `kokoro.KModel`.
+``options``     Reading a source's options: typos, gaps and wrong types are said in one line.
+``sources``     The sources of the weights, by name.
+``wheel``       Source ``wheel``: Kokoro v1.0 from the package index.
+``writing``     Writes the canonical weight files (:mod:`kokoro_npu.weights.canonical`).
 """
-
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from kokoro_npu.weights.canonical import (
-    FILES,
-    load_config,
-    load_source,
-    load_tensors,
-    load_voices,
-    source_label,
-)
-
-if TYPE_CHECKING:
-    from kokoro import KModel
-
-__all__ = [
-    "FILES",
-    "load_config",
-    "load_kmodel",
-    "load_source",
-    "load_tensors",
-    "load_voices",
-    "source_label",
-]
-
-
-def load_kmodel(weights_dir: Path | str) -> "KModel":
-    """`kokoro.KModel` with the canonical weights; see `kokoro_npu.weights.kmodel.load_kmodel`."""
-    from kokoro_npu.weights.kmodel import load_kmodel as load
-
-    return load(weights_dir)

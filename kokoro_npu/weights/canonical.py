@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import safetensors
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
 from kokoro_npu import geometry
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.files import atomic, read_json, write_json
+from kokoro_npu.files import read_json
 
 REPOSITORY = "hexgrad/Kokoro-82M"
 
@@ -126,7 +126,7 @@ def check_tensors(tensors: Mapping[str, NDArray[Any]], table: Mapping[str, tuple
         faults.append(f"extra {_list(extra)}")
     common = [name for name in table if name in tensors]
     if misshapen := [n for n in common if tuple(tensors[n].shape) != tuple(table[n])]:
-        shown = [f"{n} is {_shape(tensors[n].shape)}, expected {_shape(table[n])}" for n in misshapen]
+        shown = [f"{n} is {shape_text(tensors[n].shape)}, expected {shape_text(table[n])}" for n in misshapen]
         faults.append(f"misshapen {_list(shown)}")
     if mistyped := [n for n in common if tensors[n].dtype != np.float32]:
         faults.append(f"not float32 {_list(mistyped)}")
@@ -134,59 +134,6 @@ def check_tensors(tensors: Mapping[str, NDArray[Any]], table: Mapping[str, tuple
         faults.append(f"not finite {_list(bad)}")
     if faults:
         raise KokoroNpuError(f"{where}: {'; '.join(faults)}; these are not the {len(table)} tensors of this model")
-
-
-def check_voices(voices: Mapping[str, NDArray[Any]], where: str) -> Tensors:
-    """Voice packs as [510, 256] float32; upstream's extra middle axis ([510, 1, 256]) is dropped.
-
-    Raises:
-        KokoroNpuError: no voice at all, or one of another shape or with values that are not finite, named.
-    """
-    if not voices:
-        raise KokoroNpuError(f"{where}: no voices; at least one is needed")
-    checked: Tensors = {}
-    for name in sorted(voices):
-        pack = np.asarray(voices[name])
-        if pack.shape not in ((VOICE_ROWS, 1, geometry.VOICE_DIM), (VOICE_ROWS, geometry.VOICE_DIM)):
-            raise KokoroNpuError(
-                f"{where}: voice {name} is {_shape(pack.shape)}, expected [{VOICE_ROWS}, 1, {geometry.VOICE_DIM}]"
-            )
-        if pack.dtype.kind != "f" or not np.isfinite(pack).all():
-            raise KokoroNpuError(f"{where}: voice {name} holds values that are not finite floats")
-        checked[name] = np.ascontiguousarray(pack.reshape(VOICE_ROWS, geometry.VOICE_DIM), dtype=np.float32)
-    return checked
-
-
-def write(
-    out_dir: Path | str,
-    tensors: Mapping[str, NDArray[np.float32]],
-    voices: Mapping[str, NDArray[Any]],
-    config: Mapping[str, Any],
-    source: Mapping[str, Any],
-) -> None:
-    """Check everything, then write the four files; the same arguments give the same bytes.
-
-    Nothing is written unless all of it passed its checks. ``source`` gets the number of tensors and the voice
-    names.
-
-    Raises:
-        KokoroNpuError: a tensor, a voice or the config is at fault; the message names it.
-    """
-    # Imported here: the module pulls in kokoro and spaCy, which readers of the files do not need.
-    from kokoro_npu.weights.kmodel import tensor_table
-
-    out_dir = Path(out_dir)
-    label = f"weights source {source['source']}"
-    check_config(config, f"{label}: {CONFIG}")
-    check_tensors(tensors, tensor_table(config), label)
-    packs = check_voices(voices, label)
-    # save() and not save_file(): the latter leaves files that only their owner can read.
-    with atomic(out_dir / MODEL) as tmp:
-        tmp.write_bytes(save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}))
-    with atomic(out_dir / VOICES) as tmp:
-        tmp.write_bytes(save(packs))
-    write_json(out_dir / CONFIG, dict(config))
-    write_json(out_dir / SOURCE, {**source, "tensors": len(tensors), "voices": sorted(packs)})
 
 
 def load_tensors(weights_dir: Path | str) -> Tensors:
@@ -258,7 +205,8 @@ def _require(path: Path) -> None:
         raise KokoroNpuError(f"{path} does not exist; run `dvc repro fetch-weights`")
 
 
-def _shape(shape: tuple[int, ...]) -> str:
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as messages show it: ``[510, 256]``."""
     return str(list(shape))
 
 

@@ -128,7 +128,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def read_config(path: Path) -> Any:
-    """Parse upstream's ``config.json``; its content is checked by `canonical.write`.
+    """Parse upstream's ``config.json``; its content is checked by `kokoro_npu.weights.writing.write`.
 
     Raises:
         KokoroNpuError: the file is not JSON.

@@ -9,6 +9,7 @@ from kokoro_npu.files import sha256
 from kokoro_npu.weights import canonical
 from kokoro_npu.weights.checkpoint import read_config, read_model, read_voices_dir
 from kokoro_npu.weights.options import check_keys, sha256_pin, text
+from kokoro_npu.weights.writing import write
 
 _KEYS = ("source", "model", "model_sha256", "config", "config_sha256", "voices")
 
@@ -46,4 +47,4 @@ def fetch(options: Mapping[str, Any], out_dir: Path, _cache_dir: Path) -> None:
     canonical.check_config(config, str(paths["config"]))
     # File names without folders: the same files give the same bytes wherever they lie.
     source = {"source": "file", "files": hashes, "dither": False, "dither_seed": None}
-    canonical.write(out_dir, read_model(paths["model"], config), voices, config, source)
+    write(out_dir, read_model(paths["model"], config), voices, config, source)

@@ -15,6 +15,7 @@ from kokoro_npu.files import sha256
 from kokoro_npu.weights import canonical
 from kokoro_npu.weights.checkpoint import read_config, read_model, read_voice
 from kokoro_npu.weights.options import check_keys, sha256_pin, text
+from kokoro_npu.weights.writing import write
 
 _KEYS = ("source", "repository", "revision", "endpoint", "model", "config", "voices")
 _REVISION = re.compile(r"[0-9a-f]{40}")
@@ -74,7 +75,7 @@ def fetch(options: Mapping[str, Any], out_dir: Path, cache_dir: Path) -> None:
         "dither": False,
         "dither_seed": None,
     }
-    canonical.write(out_dir, read_model(files[options["model"]["file"]], config), voices, config, source)
+    write(out_dir, read_model(files[options["model"]["file"]], config), voices, config, source)
 
 
 def _download(repository: str, revision: str, name: str, endpoint: str | None, cache: Path) -> Path:

@@ -1,7 +1,7 @@
 """The dynamic-int8 ONNX export of Kokoro v1.0, mapped back to the tensors of `kokoro.KModel`.
 
 The export keeps the torch module path in its node names, e.g.
-``/decoder/decoder/generator/resblocks.0/convs1.0/Conv_quant``, and plain float tensors under their torch
+``/decoder/decoder/generator/resblocks.0/convs1.0/Conv_quantized``, and plain float tensors under their torch
 names behind one wrapper's prefix. So a node says which module it belongs to, its operator says how the weight
 is stored, and the table of expected tensors says when the map is whole. An initializer that no rule takes is
 an error.

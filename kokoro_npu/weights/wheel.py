@@ -26,6 +26,7 @@ from kokoro_npu.files import atomic, sha256
 from kokoro_npu.weights import canonical
 from kokoro_npu.weights.onnx_int8 import dither, map_tensors
 from kokoro_npu.weights.options import check_keys, sha256_pin, text
+from kokoro_npu.weights.writing import write
 
 MONOLITH = "kokoro-int8.onnx"
 """The joined int8 export in the cache directory; kept, because it can be measured beside the split model."""
@@ -115,7 +116,7 @@ def fetch(options: Mapping[str, Any], out_dir: Path, cache_dir: Path) -> None:
         "grid_tensors": sum(tensor.step is not None for tensor in tensors.values()),
     }
     values = dither(tensors, seed) if noisy else {name: tensor.value for name, tensor in tensors.items()}
-    canonical.write(out_dir, values, packs, config, source)
+    write(out_dir, values, packs, config, source)
 
 
 def _download(package: Package, cache_dir: Path) -> Path:

@@ -1,0 +1,10 @@
+"""Names of the decoders that are compared, as tables and audio files carry them."""
+
+REFERENCE = "reference"
+"""Upstream's PyTorch model, unpadded: what the others are compared with."""
+TORCH = "torch"
+"""The static decoder in torch."""
+FP32 = "fp32"
+"""The static decoder in ONNX."""
+QUANTIZED = "quantized"
+"""The decoder in ONNX in the precision that ships."""

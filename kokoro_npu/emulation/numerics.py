@@ -1,0 +1,226 @@
+"""Numerical op audit: each distinct piece of a decoder's work alone through the HTP emulation.
+
+A node that the compiler takes can still compute something else than ONNX says (design §5 lists three that do). So each
+class of :mod:`kokoro_npu.emulation.classes` is cut out of the decoder, fed with the tensors that it sees when a
+recorded utterance is decoded, and compared with ONNX Runtime: the float graph, which HTP runs in half precision, and
+the quantized one, at the finalize level that ships.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pandas as pd
+from tqdm import tqdm
+
+from kokoro_npu.compile.options import CompileSettings, Target
+from kokoro_npu.emulation.classes import OpClass, op_classes
+from kokoro_npu.emulation.graph import Graph, Tensor, values
+from kokoro_npu.emulation.htp import GMAC_PER_SECOND, Job, agreement_db, emulate, fingerprint
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.files import read_json, write_json
+from kokoro_npu.graphs.cost import count_model
+
+FP16, QUANTIZED = "fp16", "quantized"
+FORMS = (FP16, QUANTIZED)
+COLUMNS = ("form", "op", "snr_db", "error", "nodes", "node", "description")
+
+SECONDS_A_CLASS = 1.0
+"""What compiling and starting one op costs."""
+_CAPTURED_BYTES = 2 << 30
+"""Tensors of the decoder that are held at a time."""
+_CHUNK = 8
+"""Classes in one child process: it starts in two seconds, and what it has done is kept when the audit is killed."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of the decoder.
+
+    Attributes:
+        name: ``fp16`` (the float graph, run in half precision) or ``quantized``.
+        model: weights inside.
+        made_from: tells its weights and encodings; part of the cache's key, since a class does not hold them.
+    """
+
+    name: str
+    model: onnx.ModelProto
+    made_from: str
+
+
+def audit_numerics(
+    forms: Sequence[Form],
+    frames: int,
+    feeds: Mapping[str, Tensor],
+    target: Target,
+    settings: CompileSettings,
+    cache_dir: Path | str,
+    max_seconds: float = float("inf"),
+    processes: int = 1,
+) -> pd.DataFrame:
+    """Measure every class of every form.
+
+    Args:
+        forms: the decoder's forms.
+        frames: the bucket, T.
+        feeds: the decoder's inputs for one recorded utterance.
+        target: the chip.
+        settings: level and options that ship.
+        cache_dir: keeps each class's figure: a second bucket costs seconds, and a killed audit resumes.
+        max_seconds: estimated time that classes which are not in the cache may take together; what is left is not
+            measured, and said so.
+        processes: emulations at a time, one core each.
+
+    Returns:
+        One row a class and form with the columns `COLUMNS`, the worst first: ``snr_db`` of the emulation against ONNX
+        Runtime CPU for the same graph (200 for equal outputs), or ``error``; ``nodes`` of the class, and the ``node``
+        that was measured.
+    """
+    rows = []
+    for form in forms:
+        graph = Graph(form.model)
+        classes = op_classes(graph, frames)
+        paths = [Path(cache_dir) / f"{_cache_key(form, one, target, settings)}.json" for one in classes]
+        missing = [(one, path) for one, path in zip(classes, paths, strict=True) if not path.is_file()]
+        skipped = _measure(form, graph, missing, feeds, target, settings, max_seconds, processes)
+        for one, path in zip(classes, paths, strict=True):
+            figure = {"snr_db": None, "error": skipped} if not path.is_file() else read_json(path)
+            rows.append(
+                {
+                    "form": form.name,
+                    "op": one.op,
+                    "snr_db": figure["snr_db"],
+                    "error": figure["error"],
+                    "nodes": len(one.nodes),
+                    "node": one.nodes[0],
+                    "description": one.label,
+                }
+            )
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    return table.sort_values(["form", "snr_db", "node"], na_position="first", ignore_index=True)
+
+
+def _cache_key(form: Form, one: OpClass, target: Target, settings: CompileSettings) -> str:
+    return hashlib.sha256("\n".join([one.key, form.made_from, fingerprint(target, settings)]).encode()).hexdigest()
+
+
+def _measure(
+    form: Form,
+    graph: Graph,
+    missing: Sequence[tuple[OpClass, Path]],
+    feeds: Mapping[str, Tensor],
+    target: Target,
+    settings: CompileSettings,
+    max_seconds: float,
+    processes: int,
+) -> str:
+    """Measure the classes that no cache holds, the cheap ones first, and tell why any was left out."""
+    parts = {one.key: one.model(graph) for one, _ in missing}
+    seconds = {
+        key: SECONDS_A_CLASS + count_model(part).gmacs / GMAC_PER_SECOND[form.name] for key, part in parts.items()
+    }
+    chosen, total = [], 0.0
+    for one, path in sorted(missing, key=lambda pair: seconds[pair[0].key]):
+        if (total + seconds[one.key]) / processes > max_seconds:
+            break
+        total += seconds[one.key]
+        chosen.append((one, path))
+    if not chosen:
+        return _left_out(max_seconds)
+    print(f"{form.name}: {len(chosen)} classes, about {total / processes:.0f} s", flush=True)
+    with (
+        ThreadPoolExecutor(processes) as pool,
+        tqdm(total=len(chosen), desc=f"{form.name} ops", unit="class") as bar,
+    ):
+        for group in _groups(graph, chosen[::-1]):  # the dear ones first, so that the processes end together
+            inputs = values(form.model, feeds, list(dict.fromkeys(name for one, _ in group for name in one.inputs)))
+            chunks = [
+                [
+                    (Job(parts[one.key], {name: inputs[name] for name in one.inputs}), path)
+                    for one, path in group[at::step]
+                ]
+                for step in [-(-len(group) // _CHUNK)]
+                for at in range(step)
+            ]
+            for done in pool.map(lambda chunk: _run(chunk, target, settings), chunks):
+                bar.update(done)
+    return _left_out(max_seconds)
+
+
+def _run(chunk: Sequence[tuple[Job, Path]], target: Target, settings: CompileSettings) -> int:
+    """Emulate some classes in one child process and keep their figures; how many."""
+    answers = emulate([job for job, _ in chunk], target, settings)
+    for (job, path), answer in zip(chunk, answers, strict=True):
+        assert isinstance(job.model, onnx.ModelProto)
+        level = None if answer.error else agreement_db(values(job.model, job.feeds), answer.outputs)
+        write_json(path, {"snr_db": level, "error": answer.error})
+    return len(chunk)
+
+
+def _left_out(max_seconds: float) -> str:
+    return f"not measured: the classes that no cache holds would take more than {max_seconds:.0f} s"
+
+
+def _groups(graph: Graph, chosen: Sequence[tuple[OpClass, Path]]) -> Iterator[list[tuple[OpClass, Path]]]:
+    """Classes whose inputs are captured in one run of the decoder: all of a small bucket's, few of a long one's."""
+    group: list[tuple[OpClass, Path]] = []
+    held = 0
+    for one, path in chosen:
+        size = sum(4 * math.prod(graph.shape(name)) for name in one.inputs)
+        if group and held + size > _CAPTURED_BYTES:
+            yield group
+            group, held = [], 0
+        group.append((one, path))
+        held += size
+    yield group
+
+
+def summarize(table: pd.DataFrame) -> dict[str, Any]:
+    """The table's figures, flat: classes, the worst dB and its node by form, classes that failed or were left out."""
+    report: dict[str, Any] = {}
+    for form in FORMS:
+        rows = table[table["form"] == form]
+        measured = rows[rows["snr_db"].notna()]
+        worst = measured.iloc[0] if len(measured) else None
+        report |= {
+            f"{form}_classes": len(rows),
+            f"{form}_classes_not_measured": len(rows) - len(measured),
+            f"{form}_op_snr_db_min": None if worst is None else float(worst["snr_db"]),
+            f"{form}_op_worst": "" if worst is None else f"{worst['node']} ({worst['op']})",
+        }
+    return report
+
+
+def check_gates(table: pd.DataFrame, gates: Mapping[str, float], where: str) -> None:
+    """Require every class that was measured to agree with ONNX Runtime.
+
+    Args:
+        table: of :func:`audit_numerics`.
+        gates: ``fp16_snr_db_min`` and ``quantized_snr_db_min``.
+        where: names the bucket in the error.
+
+    Raises:
+        KokoroNpuError: the worst class below its form's bound, or one that did not run, with its node.
+    """
+    for form in FORMS:
+        rows = table[table["form"] == form]
+        failed = rows[rows["snr_db"].isna() & ~rows["error"].str.startswith("not measured")]
+        if len(failed):
+            first = failed.iloc[0]
+            raise KokoroNpuError(
+                f"{where}: {first['node']} ({first['op']}, {form}) does not run in the HTP emulation: {first['error']}"
+            )
+        bound = gates[f"{form}_snr_db_min"]
+        below = rows[rows["snr_db"] < bound]
+        if len(below):
+            worst = below.iloc[0]
+            more = f"; {len(below) - 1} more classes are below it" if len(below) > 1 else ""
+            raise KokoroNpuError(
+                f"{where}: HTP computes {worst['node']} ({worst['op']}, {form}) to {worst['snr_db']:.1f} dB of ONNX "
+                f"Runtime, below {form}_snr_db_min {bound:g}: {worst['description']} ({worst['nodes']} nodes){more}"
+            )

@@ -1,0 +1,214 @@
+"""What an ONNX model is made of: nodes and bytes by operator, type or place, and what differs between two models."""
+
+import difflib
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import ModelProto, NodeProto
+
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.graphs.reading import (
+    UNUSED,
+    Constant,
+    all_nodes,
+    constants,
+    external_files,
+    op_name,
+    read_graph,
+    tensor_bytes,
+    type_name,
+)
+
+OP, OP_DTYPE, NAME = "op", "op+dtype", "name"
+GROUPINGS = (OP, OP_DTYPE, NAME)
+
+_NO_TYPE = "?"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One group of nodes.
+
+    Attributes:
+        group: its name.
+        nodes: how many nodes are of it.
+        parameters: elements of the stored tensors that they use.
+        bytes: of these tensors, as stored.
+    """
+
+    group: str
+    nodes: int
+    parameters: int
+    bytes: int
+
+
+def count(path: Path | str, by: str, depth: int = 2, prefix: str = "") -> list[Row]:
+    """Count nodes and stored tensors of a model by group; weights in other files are counted, not read.
+
+    A stored tensor belongs to the first node that computes with it, past nodes that only make another constant of it
+    (`kokoro_npu.graphs.reading.constants`), and is counted once.
+
+    Args:
+        path: any ONNX file.
+        by: ``op``; ``op+dtype``, where a tensor counts under its own type and a node under that of its largest
+            tensor, or without one under that of its first output; ``name``: the first ``depth`` scopes of its name.
+        depth: of ``name``, 1 or more.
+        prefix: count only nodes whose name begins with it, and their tensors.
+
+    Raises:
+        KokoroNpuError: a bad file, an unknown ``by``, or no node whose name begins with ``prefix``.
+    """
+    if by not in GROUPINGS:
+        near = difflib.get_close_matches(by, GROUPINGS, n=1)
+        raise KokoroNpuError(f"cannot count by {by!r}; {f'did you mean {near[0]}?' if near else ', '.join(GROUPINGS)}")
+    model = read_graph(path)
+    nodes = [(name, node) for name, node in all_nodes(model) if name.startswith(prefix)]
+    if not nodes:
+        names = [_scope(name, depth) for name, _ in all_nodes(model)]
+        near = difflib.get_close_matches(prefix, sorted(set(names)), n=1)
+        raise KokoroNpuError(
+            f"{path}: no node's name begins with {prefix!r}" + (f"; {near[0]} is near" if near else "")
+        )
+    used = [
+        constant
+        for constant in constants(model)
+        if (constant.consumers[0][0].startswith(prefix) if constant.consumers else not prefix)
+    ]
+    types = _node_types(model, used) if by == OP_DTYPE else {}
+
+    def group(name: str, node: NodeProto, type_: str) -> str:
+        if by == NAME:
+            return _scope(name, depth)
+        return f"{op_name(node)} ({type_})" if by == OP_DTYPE else op_name(node)
+
+    counted = Counter(group(name, node, types.get(name, _NO_TYPE)) for name, node in nodes)
+    parameters: Counter[str] = Counter()
+    stored: Counter[str] = Counter()
+    for constant in used:
+        type_ = type_name(constant.tensor.data_type)
+        key = group(*constant.consumers[0][:2], type_) if constant.consumers else f"{UNUSED} ({type_})"
+        parameters[key] += _elements(constant.tensor)
+        stored[key] += tensor_bytes(constant.tensor)
+    return [Row(key, counted[key], parameters[key], stored[key]) for key in sorted({*counted, *stored})]
+
+
+@dataclass(frozen=True)
+class FileSize:
+    """Bytes on disk.
+
+    Attributes:
+        model: of the ONNX file.
+        weights: of each weight file it refers to, by name; None for one that is not there.
+    """
+
+    model: int
+    weights: dict[str, int | None]
+
+
+def file_size(path: Path | str) -> FileSize:
+    """Sizes of a model's files."""
+    path = Path(path)
+    beside = {name: path.parent / name for name in external_files(read_graph(path))}
+    weights = {name: file.stat().st_size if file.is_file() else None for name, file in beside.items()}
+    return FileSize(path.stat().st_size, weights)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What changed from one model to another.
+
+    Attributes:
+        added: operator to the nodes there are more of it.
+        removed: operator to the nodes there are fewer of it.
+        nodes: of each model.
+        parameters: elements of the stored tensors of each.
+        bytes: of the stored tensors of each.
+        interface: one line for each input or output that was added, removed or changed.
+    """
+
+    added: dict[str, int]
+    removed: dict[str, int]
+    nodes: tuple[int, int]
+    parameters: tuple[int, int]
+    bytes: tuple[int, int]
+    interface: list[str]
+
+
+def difference(before: Path | str, after: Path | str, by: str = OP, depth: int = 2) -> Difference:
+    """Compare two models; ``by`` and ``depth`` as in `count`.
+
+    Raises:
+        KokoroNpuError: as `count`.
+    """
+    rows = [count(path, by, depth) for path in (before, after)]
+    counts = [Counter({row.group: row.nodes for row in side}) for side in rows]
+    totals = [
+        (sum(r.nodes for r in side), sum(r.parameters for r in side), sum(r.bytes for r in side)) for side in rows
+    ]
+    nodes, parameters, stored = zip(*totals, strict=True)
+    return Difference(
+        dict(sorted((counts[1] - counts[0]).items())),
+        dict(sorted((counts[0] - counts[1]).items())),
+        nodes,
+        parameters,
+        stored,
+        _interface_changes(read_graph(before), read_graph(after)),
+    )
+
+
+def _scope(name: str, depth: int) -> str:
+    """The first scopes of a node's name; a node that lies in none is its own."""
+    parts = name.strip("/").split("/")
+    scopes = parts[: min(depth, max(1, len(parts) - 1))]
+    return ("/" if name.startswith("/") else "") + "/".join(scopes)
+
+
+def _elements(tensor: onnx.TensorProto) -> int:
+    return math.prod(tensor.dims)
+
+
+def _node_types(model: ModelProto, used: list[Constant]) -> dict[str, str]:
+    """The type that a node is counted under: of its largest tensor, else of its first output."""
+    try:
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except onnx.shape_inference.InferenceError:
+        graph = model.graph  # the types that the file itself states
+    outputs = {info.name: info.type.tensor_type.elem_type for info in (*graph.value_info, *graph.output)}
+    types = {
+        name: type_name(outputs[node.output[0]])
+        for name, node in all_nodes(model)
+        if node.output and outputs.get(node.output[0])
+    }
+    largest: dict[str, int] = {}
+    for constant in used:
+        size = _elements(constant.tensor)
+        for name, _, _ in constant.consumers:
+            if size > largest.get(name, -1):
+                largest[name] = size
+                types[name] = type_name(constant.tensor.data_type)
+    return types
+
+
+def _interface_changes(before: ModelProto, after: ModelProto) -> list[str]:
+    changes = []
+    for kind in ("input", "output"):
+        sides = []
+        for model in (before, after):
+            stored = {tensor.name for tensor in model.graph.initializer}
+            sides.append({i.name: _signature(i) for i in getattr(model.graph, kind) if i.name not in stored})
+        old, new = sides
+        changes += [f"{kind} {name} {old[name]} removed" for name in old if name not in new]
+        changes += [f"{kind} {name} {new[name]} added" for name in new if name not in old]
+        changes += [
+            f"{kind} {name} {old[name]} -> {new[name]}" for name in old if name in new and old[name] != new[name]
+        ]
+    return changes
+
+
+def _signature(info: onnx.ValueInfoProto) -> str:
+    tensor = info.type.tensor_type
+    dims = [dim.dim_param or (str(dim.dim_value) if dim.HasField("dim_value") else "?") for dim in tensor.shape.dim]
+    return f"[{', '.join(dims)}] {type_name(tensor.elem_type)}"

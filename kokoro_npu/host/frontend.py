@@ -1,0 +1,140 @@
+"""Phonemes and a voice to decoder features, through the two CPU models and the host's steps between them."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.geometry import MAX_TOKENS, SAMPLES_PER_FRAME
+from kokoro_npu.graphs.sessions import THREADS, cpu_session
+from kokoro_npu.host.steps import Array, align
+
+BOUNDARY_TOKEN = 0
+
+
+def tokenize(phonemes: str, vocab: Mapping[str, int], where: str) -> npt.NDArray[np.int64]:
+    """Token ids [1, S] int64 of a phoneme string, between two boundary tokens.
+
+    Upstream drops symbols that are not in its vocabulary; here they are an error, because a dropped symbol is a
+    mispronounced word.
+
+    Raises:
+        KokoroNpuError: an unknown symbol, or more than 510 of them.
+    """
+    unknown = sorted(set(phonemes) - set(vocab))
+    if unknown:
+        raise KokoroNpuError(f"{where}: {unknown[0]!r} is not a symbol of Kokoro's phoneme alphabet")
+    if not phonemes or len(phonemes) > MAX_TOKENS - 2:
+        raise KokoroNpuError(f"{where}: {len(phonemes)} phonemes; between 1 and {MAX_TOKENS - 2} fit, split the text")
+    ids = [vocab[phoneme] for phoneme in phonemes]
+    return np.array([[BOUNDARY_TOKEN, *ids, BOUNDARY_TOKEN]], dtype=np.int64)
+
+
+def voice_row(voices: Mapping[str, Array], name: str, phonemes: str) -> Array:
+    """The row [1, 256] of a voice pack [510, 256] for a phoneme string: that of its length less one, as upstream does.
+
+    Raises:
+        KokoroNpuError: no such voice.
+    """
+    if name not in voices:
+        near = difflib.get_close_matches(name, voices, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(voices))}"
+        raise KokoroNpuError(f"voice {name!r} is not among the weights' voices; {hint}")
+    return np.ascontiguousarray(voices[name][len(phonemes) - 1][None], dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the front end makes of one utterance of L frames.
+
+    Attributes:
+        durations: [1, S] int32, what the features were made with.
+        predicted: [1, S] int32, the duration model's own; the same unless durations were given.
+        features: the decoder's inputs that carry sound, unpadded: ``aligned_features`` [1, 512, L], ``f0_contour``
+            and ``energy`` [1, 1, 2 L], ``noise`` [1, 22, 120 L + 8], ``ref_style`` [1, 128].
+    """
+
+    durations: npt.NDArray[np.int32]
+    predicted: npt.NDArray[np.int32]
+    features: dict[str, Array]
+
+    @property
+    def frames(self) -> int:
+        """L, the sum of the durations."""
+        return int(self.durations.sum())
+
+
+class Frontend:
+    """The duration and prosody models on ONNX Runtime CPU.
+
+    Args:
+        duration: path of ``kokoro_duration.onnx``.
+        prosody: path of ``kokoro_prosody.onnx``.
+        threads: of each session.
+    """
+
+    def __init__(self, duration: Path | str, prosody: Path | str, threads: int = THREADS) -> None:
+        self._duration = cpu_session(duration, threads)
+        self._prosody = cpu_session(prosody, threads)
+
+    def prepare(
+        self,
+        tokens: npt.NDArray[np.int64],
+        voice: Array,
+        speed: float,
+        rng: np.random.Generator,
+        durations: npt.NDArray[np.int32] | None = None,
+    ) -> Prepared:
+        """Run both models.
+
+        Args:
+            tokens: [1, S].
+            voice: [1, 256], a row of a voice pack.
+            speed: divides durations.
+            rng: draws the source's noise.
+            durations: [1, S], frames a token in place of the predicted ones, so that two models keep the same time.
+        """
+        predicted, encoded, ref_style, prosody, style = self._duration.run(None, duration_feeds(tokens, voice, speed))
+        durations = predicted if durations is None else durations
+        f0, energy, noise = self._prosody.run(None, prosody_feeds(prosody, style, durations, rng))
+        features = {
+            "aligned_features": align(encoded, durations),
+            "f0_contour": f0,
+            "energy": energy,
+            "noise": noise,
+            "ref_style": ref_style,
+        }
+        return Prepared(durations, predicted, features)
+
+
+def duration_feeds(tokens: npt.NDArray[np.int64], voice: Array, speed: float) -> dict[str, npt.NDArray]:
+    """Inputs of the duration model; shapes as in `Frontend.prepare`."""
+    return {
+        "tokens": tokens,
+        "token_length": np.array([tokens.shape[1]], dtype=np.int64),
+        "voice_embedding": voice,
+        "speed": np.array([speed], dtype=np.float32),
+    }
+
+
+def prosody_feeds(
+    features: Array, style: Array, durations: npt.NDArray[np.int32], rng: np.random.Generator
+) -> dict[str, npt.NDArray]:
+    """Inputs of the prosody model.
+
+    Args:
+        features: [1, S, 640], the duration model's ``prosody_features``.
+        style: [1, 128], its ``prosody_style``.
+        durations: [1, S].
+        rng: draws the source's noise.
+    """
+    samples = SAMPLES_PER_FRAME * int(durations.sum())
+    return {
+        "aligned_prosody": align(features, durations),
+        "prosody_style": style,
+        "source_noise": rng.standard_normal((1, 1, samples), dtype=np.float32),
+    }

@@ -1,0 +1,273 @@
+"""Whole models by one measure: text tokens in, audio out, against upstream's unpadded PyTorch model.
+
+Two things would drown the error that quantization makes, and are therefore held fixed where it is measured:
+
+* durations: a token that lasts one frame longer shifts all that follows. They are those of the float model in every
+  comparison, and are counted on their own (`moved_durations`).
+* the source: its phase is a running sum of F0, so that an F0 that is a thousandth off turns the waveform over within a
+  second, which nobody hears and every SNR punishes. With the reference's source (``given``) SNR means something; with
+  the model's own (``own``) only the log-mel distance does.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+import pandas as pd
+from tqdm import tqdm
+
+from kokoro_npu.audio import metrics
+from kokoro_npu.corpus.reference_set import ReferenceUtterance
+from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.geometry import Bucket
+from kokoro_npu.graphs.sessions import cpu_session
+from kokoro_npu.host.frontend import Frontend, duration_feeds, prosody_feeds
+from kokoro_npu.host.steps import Array, pad_to_bucket, select_bucket, trim
+from kokoro_npu.variants.monolith import Monolith
+
+GIVEN, OWN = "given", "own"
+SOURCES = (GIVEN, OWN)
+
+MONOLITH, MONOLITH_EXACT = "monolith", "monolith-exact-istft"
+"""The public int8 model with its own inverse STFT, and its spectrum with upstream's."""
+
+Durations = npt.NDArray[np.int32]
+Feeds = dict[str, npt.NDArray]
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """One recording.
+
+    Attributes:
+        model: who speaks.
+        item: what, with the reference.
+        source: ``given`` or ``own``.
+        audio: [N] float32.
+    """
+
+    model: str
+    item: ReferenceUtterance
+    source: str
+    audio: Array
+
+
+@dataclass(frozen=True)
+class Files:
+    """A split model.
+
+    Attributes:
+        duration: the duration model.
+        prosody: the prosody model.
+        decoders: bucket frames to decoder.
+    """
+
+    duration: Path
+    prosody: Path
+    decoders: Mapping[int, Path]
+
+    @classmethod
+    def in_directory(cls, cpu: Path, decoder: Path, frames: Sequence[int]) -> "Files":
+        """The files by their usual names."""
+        decoders = {size: decoder / f"kokoro_decoder_{size}.onnx" for size in frames}
+        return cls(cpu / "kokoro_duration.onnx", cpu / "kokoro_prosody.onnx", decoders)
+
+    def frontend(self) -> Frontend:
+        """Sessions of the CPU models."""
+        return Frontend(self.duration, self.prosody)
+
+
+def draws(seed: int, utterance: str) -> np.random.Generator:
+    """The generator of an utterance's source noise: the one that the stage ``features`` recorded with."""
+    return np.random.default_rng([seed, crc32(utterance.encode())])
+
+
+def predicted_durations(model: Path, recorded: Sequence[ReferenceUtterance]) -> dict[str, Durations]:
+    """Durations [1, S] by utterance of a duration model."""
+    session = cpu_session(model)
+    return {
+        item.id: session.run(["durations"], duration_feeds(item.tokens, item.voice, item.speed))[0] for item in recorded
+    }
+
+
+def float_durations(model: Path, recorded: Sequence[ReferenceUtterance]) -> dict[str, Durations]:
+    """Durations [1, S] by utterance of the float duration model, which were recorded to equal PyTorch's.
+
+    Raises:
+        KokoroNpuError: they did not, or the model is another than the recorded one.
+    """
+    found = predicted_durations(model, recorded)
+    for item in recorded:
+        frames = int(found[item.id].sum())
+        if item.duration_mismatches or frames != item.frames:
+            raise KokoroNpuError(
+                f"utterance {item.id}: the float duration model gives {frames} frames, recorded were "
+                f"{item.frames} with {item.duration_mismatches} tokens unlike PyTorch: "
+                "run the stage `reference-set` again"
+            )
+    return found
+
+
+def moved_durations(found: Mapping[str, npt.NDArray], truth: Mapping[str, Durations]) -> dict[str, int]:
+    """How durations by utterance differ from the float model's.
+
+    Returns:
+        ``tokens``, ``tokens_moved``, ``frames_moved`` (the sum of the differences), ``frames_moved_max`` (of one token)
+        and ``utterances_moved``.
+    """
+    moved = [np.abs(found[name].reshape(-1).astype(np.int64) - truth[name].reshape(-1)) for name in truth]
+    return {
+        "tokens": sum(difference.size for difference in moved),
+        "tokens_moved": sum(int((difference > 0).sum()) for difference in moved),
+        "frames_moved": sum(int(difference.sum()) for difference in moved),
+        "frames_moved_max": max(int(difference.max()) for difference in moved),
+        "utterances_moved": sum(bool(difference.any()) for difference in moved),
+    }
+
+
+def speak_split(
+    name: str,
+    files: Files,
+    recorded: Sequence[ReferenceUtterance],
+    truth: Mapping[str, Durations],
+    seed: int,
+    sources: Sequence[str] = SOURCES,
+) -> Iterator[Spoken]:
+    """Every utterance by a split model, from each source; decoder by decoder, one in memory at a time."""
+    frontend = files.frontend()
+    by_bucket: dict[int, list[ReferenceUtterance]] = {}
+    for item in recorded:
+        by_bucket.setdefault(select_bucket(item.frames, files.decoders).frames, []).append(item)
+    for size, items in sorted(by_bucket.items()):
+        session, bucket = cpu_session(files.decoders[size]), Bucket(size)
+        for item in items:
+            rng = draws(seed, item.id)
+            features = frontend.prepare(item.tokens, item.voice, item.speed, rng, truth[item.id]).features
+            for source in sources:
+                noise = {"noise": item.features["noise"]} if source == GIVEN else {}
+                audio = session.run(None, pad_to_bucket({**features, **noise}, bucket))[0]
+                yield Spoken(name, item, source, trim(audio, item.frames))
+
+
+def speak_monolith(
+    path: Path, recorded: Sequence[ReferenceUtterance], truth: Mapping[str, Durations]
+) -> Iterator[Spoken]:
+    """Every utterance by the int8 monolith, from both sources, by its own inverse STFT and by the exact one."""
+    for source in SOURCES:
+        model = Monolith(path, ("durations", "source") if source == GIVEN else ("durations",))
+        for item in recorded:
+            said = model.run(item.tokens, item.voice, item.speed, truth[item.id], item.features["noise"])
+            yield Spoken(MONOLITH, item, source, said.audio)
+            yield Spoken(MONOLITH_EXACT, item, source, said.exact_audio())
+
+
+def measure(spoken: Iterator[Spoken], total: int, what: str) -> pd.DataFrame:
+    """Figures of recordings, one row each: ``model, utterance, frames, source, snr_db, logmel_mae, magspec_corr``.
+
+    Args:
+        spoken: the recordings, made one at a time.
+        total: how many there will be.
+        what: names them in the progress bar.
+    """
+    rows = [
+        {
+            "model": each.model,
+            "utterance": each.item.id,
+            "frames": each.item.frames,
+            "source": each.source,
+            **measured(each.item.reference, each.audio),
+        }
+        for each in tqdm(spoken, desc=f"speak {what}", total=total, unit="recording")
+    ]
+    return pd.DataFrame(rows)
+
+
+def measured(reference: Array, audio: Array) -> dict[str, float]:
+    """The figures of one recording; a missing or surplus end counts as silence."""
+    fitted = np.zeros_like(reference)
+    common = min(len(reference), len(audio))
+    fitted[:common] = audio[:common]
+    return {
+        "snr_db": metrics.snr_db(reference, fitted),
+        "logmel_mae": metrics.logmel_mae(reference, fitted),
+        "magspec_corr": metrics.magspec_corr(reference, fitted),
+    }
+
+
+def cpu_feeds(duration: ort.InferenceSession, item: ReferenceUtterance, durations: Durations) -> tuple[Feeds, Feeds]:
+    """Inputs of the duration and of the prosody model for one utterance; the latter's come from ``duration``."""
+    first = duration_feeds(item.tokens, item.voice, item.speed)
+    features, style = duration.run(["prosody_features", "prosody_style"], first)
+    return first, prosody_feeds(features, style, durations, np.random.default_rng(0))
+
+
+def time_ratios(
+    float_files: Files,
+    others: Mapping[str, Files],
+    recorded: Sequence[ReferenceUtterance],
+    truth: Mapping[str, Durations],
+    runs: int,
+) -> dict[str, dict[str, float]]:
+    """Time of CPU models over the float ones', in one process, their runs interleaved.
+
+    It is the processor time of one thread: what other processes do on the machine does not enter it, nor do threads
+    that spin while they wait.
+
+    Args:
+        float_files: the float model.
+        others: name to model.
+        recorded: what is spoken; each utterance counts with its fastest run.
+        truth: durations by utterance.
+        runs: of each model and utterance, after one that is not counted.
+
+    Returns:
+        Name to ``duration``, ``prosody`` and ``both``: sum of the fastest runs over that of the float model.
+    """
+    sessions = {
+        name: (cpu_session(files.duration, 1), cpu_session(files.prosody, 1))
+        for name, files in {"": float_files, **others}.items()
+    }
+    sums: dict[str, list[float]] = {name: [0.0, 0.0] for name in sessions}
+    for item in tqdm(recorded, desc="time cpu models", unit="utterance"):
+        feeds = cpu_feeds(sessions[""][0], item, truth[item.id])
+        seconds: dict[tuple[str, int], list[float]] = {}
+        for run in range(-1, runs):
+            for name, pair in sessions.items():
+                for part, (session, inputs) in enumerate(zip(pair, feeds, strict=True)):
+                    start = time.process_time()
+                    session.run(None, inputs)
+                    if run >= 0:
+                        seconds.setdefault((name, part), []).append(time.process_time() - start)
+        for (name, part), values in seconds.items():
+            sums[name][part] += min(values)
+    base = sums.pop("")
+    return {
+        name: {
+            "duration": round(parts[0] / base[0], 3),
+            "prosody": round(parts[1] / base[1], 3),
+            "both": round(sum(parts) / sum(base), 3),
+        }
+        for name, parts in sums.items()
+    }
+
+
+def figures(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Model to flat figures: mean and worst over the utterances, by source."""
+    found: dict[str, dict[str, Any]] = {}
+    for (model, source), rows in table.groupby(["model", "source"], sort=False):
+        found.setdefault(str(model), {}).update(
+            {
+                f"{source}_logmel_mae_mean": round(float(rows["logmel_mae"].mean()), 4),
+                f"{source}_logmel_mae_max": round(float(rows["logmel_mae"].max()), 4),
+                f"{source}_snr_db_mean": round(float(rows["snr_db"].mean()), 2),
+                f"{source}_snr_db_min": round(float(rows["snr_db"].min()), 2),
+                f"{source}_magspec_corr_min": round(float(rows["magspec_corr"].min()), 6),
+            }
+        )
+    return found

@@ -1,0 +1,36 @@
+"""Stage speak-precisions: the evaluation utterances in further precisions, to be heard beside the build's own."""
+
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig
+
+from kokoro_npu.build import places
+from kokoro_npu.corpus.reference_set import load_reference_set
+from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION
+from kokoro_npu.evaluate.spoken import speak
+from kokoro_npu.quantize.recipe import Recipe
+from kokoro_npu.weights.kmodel import load_kmodel
+from pipelines.listening._listening import SPOKEN, further_precisions
+from stages._config import stage
+
+
+@stage
+def main(cfg: DictConfig) -> None:
+    """Write artifacts/precisions/<frames>/<utterance>.<precision>.wav."""
+    names = further_precisions(cfg)
+    presets = {name: yaml.safe_load((Path("conf/quantize") / f"{name}.yaml").read_bytes()) for name in names}
+    speak(
+        load_kmodel("artifacts/weights"),
+        list(load_reference_set(places.REFERENCE_SET, CALIBRATION)),
+        list(load_reference_set(places.REFERENCE_SET, EVALUATION)),
+        {name: Recipe.from_options(preset) for name, preset in presets.items()},
+        list(cfg.buckets),
+        cfg.export.opset,
+        Path("artifacts/decoder"),
+        SPOKEN,
+    )
+
+
+if __name__ == "__main__":
+    main()
