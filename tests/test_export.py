@@ -18,6 +18,7 @@ from kokoro_npu.geometry import PROSODY_DIM, SAMPLES_PER_FRAME, STYLE_DIM, VOICE
 from kokoro_npu.graphs.sessions import cpu_session
 from kokoro_npu.graphs.shared_weights import MIN_BYTES, Pack
 from kokoro_npu.host.frontend import Frontend
+from kokoro_npu.host.source_noise import corpus_noise
 from kokoro_npu.host.steps import pad_to_bucket, trim
 from kokoro_npu.model import duration, prosody, reference
 from kokoro_npu.model.duration import DurationModel
@@ -354,7 +355,7 @@ def test_frontend_joins_them(narrow: KModel, cpu_models: dict[str, Path]) -> Non
     frontend = Frontend(cpu_models["duration"], cpu_models["prosody"])
     tokens = np.array([[0, 3, 1, 4, 1, 5, 0]])
     voice = (0.3 * np.random.default_rng(0).standard_normal((1, VOICE_DIM))).astype(np.float32)
-    first, same, other = (frontend.prepare(tokens, voice, 1.0, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    first, same, other = (frontend.prepare(tokens, voice, 1.0, corpus_noise(seed)) for seed in (1, 1, 2))
     bucket = Bucket(first.frames)
     assert {name: value.shape for name, value in first.features.items()} == {
         name: shape for name, shape in bucket.input_shapes.items() if name not in ("frame_mask", "frame_ratio")
@@ -373,7 +374,7 @@ def test_a_source_of_another_length_is_one_line(narrow: KModel, cpu_models: dict
     frontend = Frontend(cpu_models["duration"], cpu_models["prosody"])
     tokens = np.array([[0, 3, 1, 4, 0]])
     voice = np.zeros((1, VOICE_DIM), np.float32)
-    prepared = frontend.prepare(tokens, voice, 1.0, np.random.default_rng(0))
+    prepared = frontend.prepare(tokens, voice, 1.0, corpus_noise(0))
     with pytest.raises(KokoroNpuError, match=f"do not sum to the {prepared.frames} frames") as caught:
         reference.synthesize(narrow, tokens, voice, 0.5, prepared.features["noise"], prepared.frames)
     assert "\n" not in str(caught.value)

@@ -16,6 +16,7 @@ from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import NOISE_TAIL, Bucket
 from kokoro_npu.graphs.sessions import cpu_session
 from kokoro_npu.host.frontend import Frontend, tokenize, voice_row
+from kokoro_npu.host.source_noise import corpus_noise
 from kokoro_npu.host.steps import pad_to_bucket, trim
 from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
 from kokoro_npu.model.reference import synthesize
@@ -74,7 +75,7 @@ def test_given_its_own_durations_it_says_the_same_and_given_a_source_it_is_near_
     np.testing.assert_array_equal(repeated.audio, plain)
 
     frontend = Frontend(cpu / "kokoro_duration.onnx", cpu / "kokoro_prosody.onnx")
-    prepared = frontend.prepare(tokens, voice, 1.0, np.random.default_rng(0))
+    prepared = frontend.prepare(tokens, voice, 1.0, corpus_noise(0))
     noise = prepared.features["noise"]
     truth, _ = synthesize(real_kmodel, tokens, voice, 1.0, noise, prepared.frames)
     given = Monolith(monolith, ["durations", "source"]).run(tokens, voice, 1.0, prepared.durations, noise)
@@ -106,11 +107,11 @@ def test_the_smallest_variant_is_smaller_and_nearer_than_the_monolith(
     tokens = tokenize(PHONEMES, real_kmodel.vocab, "test")
     voice = voice_row(canonical.load_voices(real_weights), "jf_alpha", PHONEMES)
     frontend = Frontend(cpu / "kokoro_duration.onnx", cpu / "kokoro_prosody.onnx")
-    prepared = frontend.prepare(tokens, voice, 1.0, np.random.default_rng(0))
+    prepared = frontend.prepare(tokens, voice, 1.0, corpus_noise(0))
     noise = prepared.features["noise"]
     truth, _ = synthesize(real_kmodel, tokens, voice, 1.0, noise, prepared.frames)
     narrow = Frontend(out / "kokoro_duration.onnx", out / "kokoro_prosody.onnx")
-    features = narrow.prepare(tokens, voice, 1.0, np.random.default_rng(0), prepared.durations).features
+    features = narrow.prepare(tokens, voice, 1.0, corpus_noise(0), prepared.durations).features
     inputs = pad_to_bucket({**features, "noise": noise}, Bucket(FRAMES))
     ours = trim(cpu_session(out / f"kokoro_decoder_{FRAMES}.onnx").run(None, inputs)[0], prepared.frames)
     theirs = Monolith(monolith, ["durations", "source"]).run(tokens, voice, 1.0, prepared.durations, noise)

@@ -11,6 +11,7 @@ from kokoro_npu.evaluate.cpu_profile import BACKEND, Sentence, Settings, _measur
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import VOICE_DIM, Bucket
 from kokoro_npu.host.frontend import Frontend
+from kokoro_npu.host.source_noise import corpus_noise
 from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
 from kokoro_npu.weights import writing
 from kokoro_npu.weights.kmodel import unused_tensors
@@ -81,7 +82,7 @@ def test_the_report(models: Path, sentence: Sentence) -> None:
 def test_a_short_sentence_is_measured_whole(models: Path, sentence: Sentence) -> None:
     tokens = sentence.tokens[:, :2]
     frontend = Frontend(models / "kokoro_duration.onnx", models / "kokoro_prosody.onnx")
-    frames = frontend.prepare(tokens, sentence.voice, 1.0, np.random.default_rng(0)).frames
+    frames = frontend.prepare(tokens, sentence.voice, 1.0, corpus_noise(0)).frames
     assert frames <= BUCKET.frames
     short = Sentence(tokens, sentence.voice, 1.0, frames)
     duration, prosody, decoder = (models / f"kokoro_{name}.onnx" for name in ("duration", "prosody", "decoder"))

@@ -30,6 +30,7 @@ from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.graphs.shared_weights import Pack
 from kokoro_npu.host.frontend import Frontend, tokenize, voice_row
+from kokoro_npu.host.source_noise import corpus_noise
 from kokoro_npu.host.steps import crop, pad_to_bucket, trim
 from kokoro_npu.model import reference
 from kokoro_npu.model.decoder import StaticDecoder
@@ -120,7 +121,7 @@ def test_durations_are_equal_token_by_token(built: Built, real_weights: Path, re
         for utterance in load_corpus(ROOT / "data/corpus.yaml"):
             tokens = tokenize(utterance.phonemes, real_kmodel.vocab, utterance.id)
             voice = voice_row(voices, utterance.voice, utterance.phonemes)
-            ours = built.frontend.prepare(tokens, voice, utterance.speed, np.random.default_rng(0)).durations[0]
+            ours = built.frontend.prepare(tokens, voice, utterance.speed, corpus_noise(0)).durations[0]
             _, theirs = real_kmodel.forward_with_tokens(
                 torch.from_numpy(tokens), torch.from_numpy(voice), utterance.speed
             )

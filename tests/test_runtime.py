@@ -125,5 +125,5 @@ def test_the_voices_row_is_that_of_the_length_less_one() -> None:
         assert np.array_equal(row[0], pack[count - 1])
     with pytest.raises(KokoroNpuError, match="'jf_alhpa' is not among the weights' voices; did you mean jf_alpha"):
         voice_row({"jf_alpha": pack}, "jf_alhpa", "a")
-    with pytest.raises(KokoroNpuError, match="there are jf_alpha"):
+    with pytest.raises(KokoroNpuError, match="known: jf_alpha"):
         voice_row({"jf_alpha": pack}, "zz", "a")

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 from kokoro import KModel
@@ -15,6 +14,7 @@ from kokoro_npu.corpus.reference_set import MANIFEST, REFERENCE, TOKENS, VOICE
 from kokoro_npu.corpus.utterances import EVALUATION, Utterance
 from kokoro_npu.files import atomic, write_json
 from kokoro_npu.host.frontend import Frontend, tokenize, voice_row
+from kokoro_npu.host.source_noise import corpus_noise
 from kokoro_npu.host.steps import Array
 from kokoro_npu.model import reference
 from kokoro_npu.model.torch_cpu import set_up_torch
@@ -47,8 +47,7 @@ def record(
         where = f"utterance {utterance.id}"
         tokens = tokenize(utterance.phonemes, model.vocab, where)
         voice = voice_row(voices, utterance.voice, utterance.phonemes)
-        rng = np.random.default_rng([seed, crc32(utterance.id.encode())])
-        prepared = frontend.prepare(tokens, voice, utterance.speed, rng)
+        prepared = frontend.prepare(tokens, voice, utterance.speed, corpus_noise(seed, utterance.id))
         audio, durations = reference.synthesize(
             model, tokens, voice, utterance.speed, prepared.features["noise"], prepared.frames
         )

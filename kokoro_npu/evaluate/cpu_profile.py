@@ -113,6 +113,7 @@ def _measure_split(
 ) -> dict[str, Any]:
     from kokoro_npu.graphs.sessions import cpu_session
     from kokoro_npu.host.frontend import Frontend
+    from kokoro_npu.host.source_noise import corpus_noise
     from kokoro_npu.host.steps import crop, pad_to_bucket, trim
 
     start = time.perf_counter()
@@ -122,8 +123,7 @@ def _measure_split(
     frames = min(sentence.frames, bucket.frames)
 
     def synthesize() -> None:
-        rng = np.random.default_rng(0)
-        features = frontend.prepare(sentence.tokens, sentence.voice, sentence.speed, rng).features
+        features = frontend.prepare(sentence.tokens, sentence.voice, sentence.speed, corpus_noise(0)).features
         if frames < sentence.frames:
             features = crop(features, frames)
         trim(session.run(None, pad_to_bucket(features, bucket))[0], frames)

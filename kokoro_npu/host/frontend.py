@@ -1,6 +1,5 @@
 """Phonemes and a voice to decoder features, through the two CPU models and the host's steps between them."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.errors import KokoroNpuError, did_you_mean
 from kokoro_npu.geometry import MAX_TOKENS, SAMPLES_PER_FRAME
 from kokoro_npu.graphs.sessions import THREADS, cpu_session
+from kokoro_npu.host.source_noise import Noise
 from kokoro_npu.host.steps import Array, align
 
 BOUNDARY_TOKEN = 0
@@ -41,9 +41,7 @@ def voice_row(voices: Mapping[str, Array], name: str, phonemes: str) -> Array:
         KokoroNpuError: no such voice.
     """
     if name not in voices:
-        near = difflib.get_close_matches(name, voices, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(voices))}"
-        raise KokoroNpuError(f"voice {name!r} is not among the weights' voices; {hint}")
+        raise KokoroNpuError(f"voice {name!r} is not among the weights' voices; {did_you_mean(name, voices)}")
     return np.ascontiguousarray(voices[name][len(phonemes) - 1][None], dtype=np.float32)
 
 
@@ -52,14 +50,12 @@ class Prepared:
     """What the front end makes of one utterance of L frames.
 
     Attributes:
-        durations: [1, S] int32, what the features were made with.
-        predicted: [1, S] int32, the duration model's own; the same unless durations were given.
+        durations: [1, S] int32, frames of each token.
         features: the decoder's inputs that carry sound, unpadded: ``aligned_features`` [1, 512, L], ``f0_contour``
             and ``energy`` [1, 1, 2 L], ``noise`` [1, 22, 120 L + 8], ``ref_style`` [1, 128].
     """
 
     durations: npt.NDArray[np.int32]
-    predicted: npt.NDArray[np.int32]
     features: dict[str, Array]
 
     @property
@@ -86,7 +82,7 @@ class Frontend:
         tokens: npt.NDArray[np.int64],
         voice: Array,
         speed: float,
-        rng: np.random.Generator,
+        noise: Noise,
         durations: npt.NDArray[np.int32] | None = None,
     ) -> Prepared:
         """Run both models.
@@ -95,20 +91,20 @@ class Frontend:
             tokens: [1, S].
             voice: [1, 256], a row of a voice pack.
             speed: divides durations.
-            rng: draws the source's noise.
+            noise: of the source.
             durations: [1, S], frames a token in place of the predicted ones, so that two models keep the same time.
         """
         predicted, encoded, ref_style, prosody, style = self._duration.run(None, duration_feeds(tokens, voice, speed))
         durations = predicted if durations is None else durations
-        f0, energy, noise = self._prosody.run(None, prosody_feeds(prosody, style, durations, rng))
+        f0, energy, source = self._prosody.run(None, prosody_feeds(prosody, style, durations, noise))
         features = {
             "aligned_features": align(encoded, durations),
             "f0_contour": f0,
             "energy": energy,
-            "noise": noise,
+            "noise": source,
             "ref_style": ref_style,
         }
-        return Prepared(durations, predicted, features)
+        return Prepared(durations, features)
 
 
 def duration_feeds(tokens: npt.NDArray[np.int64], voice: Array, speed: float) -> dict[str, npt.NDArray]:
@@ -122,7 +118,7 @@ def duration_feeds(tokens: npt.NDArray[np.int64], voice: Array, speed: float) ->
 
 
 def prosody_feeds(
-    features: Array, style: Array, durations: npt.NDArray[np.int32], rng: np.random.Generator
+    features: Array, style: Array, durations: npt.NDArray[np.int32], noise: Noise
 ) -> dict[str, npt.NDArray]:
     """Inputs of the prosody model.
 
@@ -130,11 +126,10 @@ def prosody_feeds(
         features: [1, S, 640], the duration model's ``prosody_features``.
         style: [1, 128], its ``prosody_style``.
         durations: [1, S].
-        rng: draws the source's noise.
+        noise: of the source.
     """
-    samples = SAMPLES_PER_FRAME * int(durations.sum())
     return {
         "aligned_prosody": align(features, durations),
         "prosody_style": style,
-        "source_noise": rng.standard_normal((1, 1, samples), dtype=np.float32),
+        "source_noise": noise(SAMPLES_PER_FRAME * int(durations.sum()))[None, None],
     }

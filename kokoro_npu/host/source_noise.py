@@ -1,7 +1,11 @@
-"""The Gaussian draws of the harmonic source, the same bits in any language.
+"""The Gaussian draws of the harmonic source: one utterance's, given when a number of samples is asked for.
 
-An SDK must be able to check its audio against this project's, so the draws are defined by integer arithmetic and by
-float64 operations that IEEE 754 rounds in only one way (+ − × ÷ √), with a logarithm made of those:
+There are two generators. What a user hears is drawn by `speech_noise`, which gives the same bits in any language, so
+that an SDK can check its audio against this project's. What calibrates and judges is drawn by `corpus_noise`, numpy's
+generator: no SDK has to repeat it, and the ranges in the shipped encodings follow from its very draws.
+
+`speech_noise` is defined by integer arithmetic and by float64 operations that IEEE 754 rounds in only one way
+(+ − × ÷ √), with a logarithm made of those:
 
 1. `SplitMix64 <https://doi.org/10.1145/2714064.2660195>`_ from the state ``seed + index``
    (``java.util.SplittableRandom`` is the same generator): 64-bit words.
@@ -10,10 +14,16 @@ float64 operations that IEEE 754 rounds in only one way (+ − × ÷ √), with 
    s = u² + v² and f = √(−2 ln s / s), u·f and v·f are the next two draws, rounded to float32.
 """
 
+from collections.abc import Callable
+from zlib import crc32
+
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
+
+Noise = Callable[[int], Array]
+"""Number of samples to that many unit Gaussian draws, [count] float32; the same ones at each call."""
 
 _GAMMA = 0x9E3779B97F4A7C15
 _LN2 = 0.6931471805599453
@@ -22,55 +32,50 @@ _TERMS = 15
 """Of the series of ln: the next one is below 2⁻⁵³ of the sum."""
 
 
-class SourceNoise(np.random.Generator):
-    """Draws of one utterance. It takes numpy's place in `kokoro_npu.host.frontend.Frontend.prepare`.
+def speech_noise(seed: int, index: int = 0) -> Noise:
+    """Draws of an utterance that is spoken.
 
     Args:
         seed: of the speech, 0 to 2⁶³ − 1.
-        index: of the utterance in it.
+        index: number of the utterance in it.
     """
 
-    def __init__(self, seed: int, index: int = 0) -> None:
-        super().__init__(np.random.PCG64(0))  # not drawn from
-        self._state = (seed + index) % 2**64
+    def draws(count: int) -> Array:
+        pairs = (count + 1) // 2
+        points = pairs * 4 // 3 + 16  # 4/π for each accepted one, and some more: nearly always enough
+        while True:
+            u, v = _points(seed + index, points)
+            s = u * u + v * v
+            accepted = np.flatnonzero((s < 1.0) & (s > 0.0))[:pairs]
+            if len(accepted) == pairs:
+                break
+            points *= 2
+        u, v, s = u[accepted], v[accepted], s[accepted]
+        factor = np.sqrt(-2.0 * ln(s) / s)
+        return np.stack([u * factor, v * factor], axis=1).astype(np.float32).reshape(-1)[:count]
 
-    def standard_normal(self, size=None, dtype=np.float32, out=None):  # type: ignore[no-untyped-def]
-        """The next draws, float32, in C order of the shape ``size``; ``dtype`` and ``out`` are numpy's and ignored."""
-        del dtype, out
-        return self.draws(int(np.prod(size if size is not None else 1))).reshape(size if size is not None else ())
-
-    def draws(self, count: int) -> Array:
-        """The next ``count`` draws, [count] float32; a pair's unused half is not kept for the next call."""
-        found: list[Array] = []
-        missing = count
-        while missing > 0:
-            # 4/π points for each accepted one, and some more, so that one round nearly always suffices.
-            points = self._points((missing + 1) // 2 * 4 // 3 + 16)
-            draws, used = _polar(points, (missing + 1) // 2)
-            self._state = (self._state + 2 * used * _GAMMA) % 2**64
-            found.append(draws[:missing])
-            missing -= len(found[-1])
-        return np.concatenate(found) if found else np.zeros(0, np.float32)
-
-    def _points(self, count: int) -> npt.NDArray[np.float64]:
-        """The next ``count`` points, [count, 2], without moving on."""
-        steps = np.arange(1, 2 * count + 1, dtype=np.uint64)
-        z = np.uint64(self._state) + steps * np.uint64(_GAMMA)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-        return ((z >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0).reshape(count, 2)
+    return draws
 
 
-def _polar(points: npt.NDArray[np.float64], pairs: int) -> tuple[Array, int]:
-    """At most ``pairs`` pairs of draws, flat, and how many points were used for them."""
-    u, v = points[:, 0], points[:, 1]
-    s = u * u + v * v
-    accepted = np.flatnonzero((s < 1.0) & (s > 0.0))[:pairs]
-    used = int(accepted[-1]) + 1 if len(accepted) == pairs else len(points)
-    s = s[accepted]
-    factor = np.sqrt(-2.0 * ln(s) / s)
-    return np.stack([u[accepted] * factor, v[accepted] * factor], axis=1).astype(np.float32).reshape(-1), used
+def corpus_noise(seed: int, utterance: str = "") -> Noise:
+    """Draws of an utterance of the corpus.
+
+    Args:
+        seed: of the build.
+        utterance: its id; without one, draws that all utterances share.
+    """
+    key = [seed, crc32(utterance.encode())]
+    return lambda count: np.random.default_rng(key).standard_normal(count, dtype=np.float32)
+
+
+def _points(state: int, count: int) -> npt.NDArray[np.float64]:
+    """The first ``count`` points after a state of SplitMix64, as coordinates [2, count]."""
+    steps = np.arange(1, 2 * count + 1, dtype=np.uint64)
+    z = np.uint64(state % 2**64) + steps * np.uint64(_GAMMA)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return ((z >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0).reshape(count, 2).T
 
 
 def ln(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

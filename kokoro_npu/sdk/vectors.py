@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.host.frontend import tokenize, voice_row
-from kokoro_npu.host.source_noise import SourceNoise
+from kokoro_npu.host.source_noise import speech_noise
 from kokoro_npu.host.steps import align, frame_ratio, pad_to_bucket, select_bucket, trim
 
 _HEADER = """\
@@ -74,7 +74,7 @@ def cases() -> Iterator[Case]:
         yield "voice_row", {"phonemes": count, "columns": 3, "pack": pack[:count], "expected": row}
 
     for seed, index, count in ((0, 0, 600), (1, 0, 7), (20_260_101, 3, 1200), (2**63 - 1, 5, 64)):
-        draws = SourceNoise(seed, index).draws(count)
+        draws = speech_noise(seed, index)(count)
         yield "source_noise", {"seed": seed, "index": index, "count": count, "expected": draws}
 
 

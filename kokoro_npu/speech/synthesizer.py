@@ -8,7 +8,7 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.graphs.sessions import THREADS
 from kokoro_npu.host.frontend import Frontend, Prepared, tokenize, voice_row
-from kokoro_npu.host.source_noise import SourceNoise
+from kokoro_npu.host.source_noise import speech_noise
 from kokoro_npu.host.steps import Array, pad_to_bucket, select_bucket, trim
 from kokoro_npu.speech.alphabet import check_phonemes
 from kokoro_npu.speech.joining import shape
@@ -93,7 +93,7 @@ class Synthesizer:
         check(self.models, phonemes, voice, speed)
         tokens = tokenize(phonemes, self.models.vocab, "phonemes")
         row = voice_row(self.models.voices, voice, phonemes)
-        prepared = self._frontend.prepare(tokens, row, speed, SourceNoise(seed, index))
+        prepared = self._frontend.prepare(tokens, row, speed, speech_noise(seed, index))
         if prepared.frames > (largest := max(self.models.decoders)):
             raise TooLongError(f"{prepared.frames} frames do not fit the largest bucket of {largest}: split the text")
         return prepared

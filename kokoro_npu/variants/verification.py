@@ -14,6 +14,7 @@ from kokoro_npu.geometry import Bucket
 from kokoro_npu.graphs.reading import read_graph
 from kokoro_npu.graphs.sessions import cpu_session
 from kokoro_npu.host.frontend import Frontend
+from kokoro_npu.host.source_noise import speech_noise
 from kokoro_npu.host.steps import Array, pad_to_bucket, trim
 from kokoro_npu.model import reference
 from kokoro_npu.variants.monolith import INPUT_NAMES, Monolith, is_monolith
@@ -76,7 +77,7 @@ def verify(
     """
     graph = read_graph(model)
     shapes = {info.name: tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim) for info in graph.graph.input}
-    prepared = frontend.prepare(tokens, voice, speed, np.random.default_rng(seed))
+    prepared = frontend.prepare(tokens, voice, speed, speech_noise(seed))
     truth, durations = reference.synthesize(kmodel, tokens, voice, speed, prepared.features["noise"], prepared.frames)
     if is_monolith(graph):
         spoken = Monolith(model).run(tokens, voice, speed)

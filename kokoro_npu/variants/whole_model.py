@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.graphs.sessions import cpu_session
 from kokoro_npu.host.frontend import Frontend, duration_feeds, prosody_feeds
+from kokoro_npu.host.source_noise import corpus_noise
 from kokoro_npu.host.steps import Array, pad_to_bucket, select_bucket, trim
 from kokoro_npu.variants.monolith import Monolith
 
@@ -81,11 +81,6 @@ class Files:
     def frontend(self) -> Frontend:
         """Sessions of the CPU models."""
         return Frontend(self.duration, self.prosody)
-
-
-def draws(seed: int, utterance: str) -> np.random.Generator:
-    """The generator of an utterance's source noise: the one that the stage ``features`` recorded with."""
-    return np.random.default_rng([seed, crc32(utterance.encode())])
 
 
 def predicted_durations(model: Path, recorded: Sequence[ReferenceUtterance]) -> dict[str, Durations]:
@@ -147,11 +142,11 @@ def speak_split(
     for size, items in sorted(by_bucket.items()):
         session, bucket = cpu_session(files.decoders[size]), Bucket(size)
         for item in items:
-            rng = draws(seed, item.id)
-            features = frontend.prepare(item.tokens, item.voice, item.speed, rng, truth[item.id]).features
+            noise = corpus_noise(seed, item.id)
+            features = frontend.prepare(item.tokens, item.voice, item.speed, noise, truth[item.id]).features
             for source in sources:
-                noise = {"noise": item.features["noise"]} if source == GIVEN else {}
-                audio = session.run(None, pad_to_bucket({**features, **noise}, bucket))[0]
+                given = {"noise": item.features["noise"]} if source == GIVEN else {}
+                audio = session.run(None, pad_to_bucket({**features, **given}, bucket))[0]
                 yield Spoken(name, item, source, trim(audio, item.frames))
 
 
@@ -204,7 +199,7 @@ def cpu_feeds(duration: ort.InferenceSession, item: ReferenceUtterance, duration
     """Inputs of the duration and of the prosody model for one utterance; the latter's come from ``duration``."""
     first = duration_feeds(item.tokens, item.voice, item.speed)
     features, style = duration.run(["prosody_features", "prosody_style"], first)
-    return first, prosody_feeds(features, style, durations, np.random.default_rng(0))
+    return first, prosody_feeds(features, style, durations, corpus_noise(0))
 
 
 def time_ratios(
