@@ -17,7 +17,7 @@ help:
 	@echo "make setup   the environment alone (.venv); then: source $(VENV)/bin/activate"
 	@echo "make repro   the whole pipeline (dvc repro)"
 	@echo "make test    all tests"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff, import contracts, mypy"
 	@echo "make plan    params.yaml from conf/, code dependencies of dvc.yaml from the imports"
 
 setup: $(READY)
@@ -48,6 +48,7 @@ test: setup
 lint: setup
 	ruff check .
 	ruff format --check .
+	lint-imports --no-cache --no-logo
 	mypy
 
 plan: setup
