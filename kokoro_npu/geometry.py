@@ -1,12 +1,18 @@
 """The model's time axis, defined once: frames, F0 values, generator steps, samples.
 
 One duration frame is 600 samples at 24 kHz. The decoder doubles the rate once, the generator multiplies it by 10
-and 6, and the inverse STFT hops 5 samples (istftnet upsample rates and hop of Kokoro's ``config.json``). Seed 0 assumed
-a hop of 256; README tells what that would cut off.
+and 6, and the inverse STFT hops 5 samples (istftnet upsample rates and hop of Kokoro's ``config.json``). Public
+descriptions of Kokoro give a hop of 256 samples a frame, which is wrong: it would cut off more than half of the audio.
 """
 
 import math
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+"""What flows between the models; shapes are said where it is used."""
 
 SAMPLE_RATE = 24_000
 DECODE_RATE = 2

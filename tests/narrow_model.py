@@ -12,8 +12,7 @@ from kokoro import KModel
 from kokoro.istftnet import AdainResBlk1d, Decoder, Generator
 from torch import nn
 
-from kokoro_npu.geometry import HIDDEN_DIM, NOISE_CHANNELS, STYLE_DIM, Bucket, source_steps
-from kokoro_npu.host.steps import Array
+from kokoro_npu.geometry import HIDDEN_DIM, NOISE_CHANNELS, STYLE_DIM, Array, Bucket, source_steps
 from kokoro_npu.weights.kmodel import _quiet_construction, remove_weight_norm
 from tests.tiny_model import tiny_config, tiny_kmodel
 

@@ -25,10 +25,11 @@ from kokoro_npu.geometry import (
     STYLE_DIM,
     UPSAMPLE_RATES,
     VOICE_DIM,
+    Array,
     Bucket,
     source_steps,
 )
-from kokoro_npu.host.steps import Array, pad_to_bucket, trim
+from kokoro_npu.host.steps import pad_to_bucket, trim
 from kokoro_npu.model import reference
 from kokoro_npu.model.blocks import Affine, MaskedResBlock, Rate, StyleProjections, TwoPhaseUpsample
 from kokoro_npu.model.decoder import InverseSTFT, StaticDecoder

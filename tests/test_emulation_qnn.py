@@ -28,8 +28,7 @@ from kokoro_npu.evaluate import emulated
 from kokoro_npu.evaluate.emulated import Decoder
 from kokoro_npu.evaluate.parity import evaluate
 from kokoro_npu.files import write_onnx
-from kokoro_npu.geometry import Bucket
-from kokoro_npu.host.steps import Array
+from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.model import reference
 from kokoro_npu.model.blocks import TwoPhaseUpsample
 from kokoro_npu.model.export import export_decoder, export_module

@@ -11,8 +11,7 @@ from kokoro_npu.build.labels import FP32, QUANTIZED, TORCH
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.evaluate import parity
-from kokoro_npu.geometry import Bucket
-from kokoro_npu.host.steps import Array
+from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.model import reference
 from kokoro_npu.model.decoder import StaticDecoder
 from tests.narrow_model import random_features

@@ -21,9 +21,9 @@ from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.evaluate import parity
 from kokoro_npu.files import read_json, write_json
-from kokoro_npu.geometry import Bucket
+from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.graphs.shared_weights import Pack
-from kokoro_npu.host.steps import Array, pad_to_bucket, trim
+from kokoro_npu.host.steps import pad_to_bucket, trim
 from kokoro_npu.model import reference
 from kokoro_npu.model.export import export_decoder
 from kokoro_npu.quantize.apply import quantize_decoder

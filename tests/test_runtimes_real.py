@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from kokoro_npu.audio import metrics
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import sha256
-from kokoro_npu.geometry import Bucket
-from kokoro_npu.host.steps import Array, pad_to_bucket
+from kokoro_npu.geometry import Array, Bucket
+from kokoro_npu.host.steps import pad_to_bucket
 from kokoro_npu.model.decoder import StaticDecoder
 from kokoro_npu.runtimes import coreml, executorch, litert
 from kokoro_npu.runtimes.measure import Backend

@@ -10,8 +10,7 @@ from safetensors.numpy import load_file
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import read_json
-from kokoro_npu.geometry import Bucket
-from kokoro_npu.host.steps import Array
+from kokoro_npu.geometry import Array, Bucket
 
 MANIFEST = "manifest.json"
 REFERENCE = "reference_audio"

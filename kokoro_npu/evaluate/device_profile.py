@@ -21,9 +21,9 @@ from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.evaluate import parity
 from kokoro_npu.files import atomic, sha256
-from kokoro_npu.geometry import FRAMES_PER_SECOND, Bucket
+from kokoro_npu.geometry import FRAMES_PER_SECOND, Array, Bucket
 from kokoro_npu.graphs.cost import count
-from kokoro_npu.host.steps import Array, pad_to_bucket
+from kokoro_npu.host.steps import pad_to_bucket
 
 if TYPE_CHECKING:
     import qai_hub

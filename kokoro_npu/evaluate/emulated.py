@@ -26,9 +26,9 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.evaluate.parity import Variant, middle, onnx_variant
 from kokoro_npu.files import atomic
 from kokoro_npu.files import sha256 as file_sha256
-from kokoro_npu.geometry import SAMPLE_RATE, Bucket
+from kokoro_npu.geometry import SAMPLE_RATE, Array, Bucket
 from kokoro_npu.graphs import cost
-from kokoro_npu.host.steps import Array, pad_to_bucket, trim
+from kokoro_npu.host.steps import pad_to_bucket, trim
 
 FP16, QUANTIZED_CPU = "fp16", "quantized_cpu"
 """Beside ``quantized``: the float decoder, which HTP runs in half precision, and the quantized one on the CPU."""

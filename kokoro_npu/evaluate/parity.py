@@ -15,9 +15,9 @@ from kokoro_npu.audio.wav import write_wav
 from kokoro_npu.build.labels import FP32, QUANTIZED, REFERENCE, TORCH
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import Bucket
+from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.graphs.sessions import cpu_session
-from kokoro_npu.host.steps import Array, crop, pad_to_bucket, trim
+from kokoro_npu.host.steps import crop, pad_to_bucket, trim
 from kokoro_npu.model import reference
 from kokoro_npu.model.decoder import StaticDecoder
 from kokoro_npu.model.torch_cpu import set_up_torch

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kokoro_npu.errors import KokoroNpuError, did_you_mean
-from kokoro_npu.geometry import MAX_TOKENS, SAMPLES_PER_FRAME
+from kokoro_npu.geometry import MAX_TOKENS, SAMPLES_PER_FRAME, Array
 from kokoro_npu.graphs.sessions import THREADS, cpu_session
 from kokoro_npu.host.source_noise import Noise
-from kokoro_npu.host.steps import Array, align
+from kokoro_npu.host.steps import align
 
 BOUNDARY_TOKEN = 0
 

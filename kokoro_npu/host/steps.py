@@ -9,9 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import FRAMES_PER_SECOND, GENERATOR_RATE, NOISE_TAIL, SAMPLES_PER_FRAME, Bucket, source_steps
-
-Array = npt.NDArray[np.float32]
+from kokoro_npu.geometry import (
+    FRAMES_PER_SECOND,
+    GENERATOR_RATE,
+    NOISE_TAIL,
+    SAMPLES_PER_FRAME,
+    Array,
+    Bucket,
+    source_steps,
+)
 
 
 def align(features: Array, durations: npt.NDArray[np.integer]) -> Array:

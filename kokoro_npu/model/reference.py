@@ -11,9 +11,7 @@ from kokoro.istftnet import Decoder, TorchSTFT
 from torch import Tensor
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import NOISE_TAIL, STFT_BINS
-
-Array = npt.NDArray[np.float32]
+from kokoro_npu.geometry import NOISE_TAIL, STFT_BINS, Array
 
 
 class _GivenSource(TorchSTFT):

@@ -1,31 +1,45 @@
 """Activation ranges, measured on a few small buckets for all buckets."""
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnxruntime as ort
+from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader
-from onnxruntime.quantization.calibrate import TensorsData, create_calibrator
+from onnxruntime.quantization.calibrate import MinMaxCalibrater
 from tqdm import tqdm
 
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.graphs.sessions import THREADS
+from kokoro_npu.graphs.sessions import cpu_session
 from kokoro_npu.host.steps import Array, crop, pad_to_bucket, select_bucket
-from kokoro_npu.quantize.encodings import Ranges, save_ranges
+from kokoro_npu.quantize.encodings import Ranges, save_ranges, to_ranges
 from kokoro_npu.quantize.recipe import NORM, Calibration, Recipe
 
 
-class _Samples(CalibrationDataReader):
-    def __init__(self, samples: Iterable[dict[str, Array]]) -> None:
-        self._samples = iter(samples)
+def calibrate_decoder(
+    decoder: Callable[[Bucket], onnx.ModelProto],
+    recorded: Sequence[ReferenceUtterance],
+    recipe: Recipe,
+    encodings_path: Path,
+) -> None:
+    """Measure a recipe's ranges on the utterances that fit its calibration buckets, and write the encodings.
 
-    def get_next(self) -> dict[str, Array] | None:
-        return next(self._samples, None)
+    Args:
+        decoder: gives the float decoder of a bucket, weights inside; tensor names are the same in all.
+        recorded: the calibration part of the corpus.
+        recipe: the precision.
+        encodings_path: as in :func:`calibrate`; empty for a float precision.
+
+    Raises:
+        KokoroNpuError: no utterance fits, or a window is longer than the utterance it is cut from.
+    """
+    samples = {} if recipe.float else calibration_samples(recorded, recipe.calibration)
+    batches = ((decoder(bucket), inputs) for bucket, inputs in samples.items())
+    calibrate(batches, recipe.calibration, encodings_path)
 
 
 def calibration_samples(
@@ -62,47 +76,54 @@ def calibration_samples(
 
 
 def calibrate(
-    batches: Iterable[tuple[onnx.ModelProto, Sequence[dict[str, Array]]]], recipe: Recipe, encodings_path: Path
+    batches: Iterable[tuple[onnx.ModelProto, Sequence[dict[str, Array]]]],
+    calibration: Calibration,
+    encodings_path: Path,
 ) -> None:
     """Measure the range of every activation over all batches and write the encodings.
 
     Args:
         batches: decoders of some buckets, weights inside, each with its inputs; tensor names are the same in all.
-        recipe: method and headroom.
+        calibration: the headrooms; its buckets and windows are those of the batches already.
         encodings_path: JSON in the form of onnxruntime's calibration cache, tensor name to range.
     """
     ranges: Ranges = {}
-    factors: dict[str, float] = {}
+    norm_inputs: set[str] = set()
     for model, samples in batches:
-        norms = (node for node in model.graph.node if node.op_type == NORM)
-        factors |= {node.input[0]: recipe.calibration.norm_headroom for node in norms}
-        if samples:
-            measured = _measure(model, samples, recipe)
-            for name in measured.keys():  # noqa: SIM118  # TensorsData is no mapping
-                low, high = (float(np.asarray(bound).item()) for bound in measured[name].range_value)
-                before = ranges.get(name, (low, high))
-                ranges[name] = (min(low, before[0]), max(high, before[1]))
-    widened = {}
-    for name, bounds in ranges.items():
-        factor = factors.get(name, 1.0) * recipe.calibration.headroom
-        widened[name] = (bounds[0] * factor, bounds[1] * factor)
-    save_ranges(widened, encodings_path)
+        norm_inputs |= {node.input[0] for node in model.graph.node if node.op_type == NORM}
+        measured = measure(model, samples) if samples else {}
+        for name, (low, high) in measured.items():
+            before = ranges.get(name, (low, high))
+            ranges[name] = (min(low, before[0]), max(high, before[1]))
+    for name, (low, high) in ranges.items():
+        factor = (calibration.norm_headroom if name in norm_inputs else 1.0) * calibration.headroom
+        ranges[name] = (low * factor, high * factor)
+    save_ranges(ranges, encodings_path)
 
 
-def _measure(model: onnx.ModelProto, samples: Sequence[dict[str, Array]], recipe: Recipe) -> TensorsData:
+class _Samples(CalibrationDataReader):
+    def __init__(self, samples: Iterable[Mapping[str, NDArray]]) -> None:
+        self._samples = iter(samples)
+
+    def get_next(self) -> dict[str, NDArray] | None:
+        sample = next(self._samples, None)
+        return None if sample is None else dict(sample)
+
+
+def measure(model: onnx.ModelProto, samples: Iterable[Mapping[str, NDArray]]) -> Ranges:
+    """The range of every activation of a model over samples of its inputs."""
     with tempfile.TemporaryDirectory(prefix="kokoro-calibrate-") as directory:
         model_path, augmented = Path(directory) / "model.onnx", Path(directory) / "augmented.onnx"
         onnx.save(model, model_path)
-        calibrator = create_calibrator(model_path, augmented_model_path=str(augmented), calibrate_method=recipe.method)
-        calibrator.infer_session = _eager_session(augmented)
-        for sample in tqdm(samples, desc=f"calibrate {model.graph.name}", unit="sample"):
-            # One by one: of what it is given at once, a histogram's calibrator keeps every activation (5 GB a sample).
-            calibrator.collect_data(_Samples([sample]))
-        return calibrator.compute_data()
+        calibrator = MinMaxCalibrater(model_path, augmented_model_path=str(augmented))
+        calibrator.augment_graph()
+        calibrator.infer_session = cpu_session(augmented, options=_eager())
+        calibrator.collect_data(_Samples(tqdm(samples, desc=f"calibrate {model.graph.name}", unit="sample")))
+        return to_ranges(calibrator.compute_data())
 
 
-def _eager_session(path: Path) -> ort.InferenceSession:
-    """A session that reduces each tensor as soon as it exists.
+def _eager() -> ort.SessionOptions:
+    """Options of a session that reduces each tensor as soon as it exists.
 
     In its default order ONNX Runtime keeps every activation for the reductions at the end: 900 frames take more than
     22 GiB. In the order of the file, where the calibrator puts them beside their tensors, 2 GiB do.
@@ -111,5 +132,4 @@ def _eager_session(path: Path) -> ort.InferenceSession:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False
-    options.intra_op_num_threads = THREADS
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return options

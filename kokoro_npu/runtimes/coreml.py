@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import Bucket
-from kokoro_npu.host.steps import Array
+from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.model.torch_cpu import set_up_torch
 from kokoro_npu.runtimes.compare import ids, judge, prefixed, worst_figures
 from kokoro_npu.runtimes.extras import require

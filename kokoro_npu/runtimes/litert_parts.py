@@ -17,8 +17,8 @@ from tqdm import tqdm
 from kokoro_npu.audio.metrics import snr_db
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import Bucket
-from kokoro_npu.host.steps import Array, align, frame_ratio
+from kokoro_npu.geometry import Array, Bucket
+from kokoro_npu.host.steps import align, frame_ratio
 from kokoro_npu.model.duration import OUTPUT_NAMES, DurationModel
 from kokoro_npu.runtimes import litert
 from kokoro_npu.runtimes.static_parts import StaticDuration, StaticProsody

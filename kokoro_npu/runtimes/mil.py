@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.host.steps import Array
+from kokoro_npu.geometry import Array
 
 FP16_MAX = float(torch.finfo(torch.float16).max)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import read_json, sha256
-from kokoro_npu.host.steps import Array
+from kokoro_npu.geometry import Array
 from kokoro_npu.sdk.manifest import DIGEST, MANIFEST, check
 from kokoro_npu.speech.models import Models
 

@@ -14,8 +14,8 @@ import onnxruntime as ort
 from kokoro_npu.audio import metrics
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import SAMPLES_PER_FRAME, Bucket
-from kokoro_npu.host.steps import Array, align, crop, pad_to_bucket, trim
+from kokoro_npu.geometry import SAMPLES_PER_FRAME, Array, Bucket
+from kokoro_npu.host.steps import align, crop, pad_to_bucket, trim
 from kokoro_npu.sensitivity.analysis import Bench, Case, activation_cases, weight_cases
 
 Measure = Callable[[], tuple[float, float]]

@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx
 
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.geometry import Array
 from kokoro_npu.graphs.shared_weights import Pack
-from kokoro_npu.host.steps import Array
 from kokoro_npu.weights.canonical import load_config, load_voices
 
 FP32, QUANTIZED = "fp32", "quantized"

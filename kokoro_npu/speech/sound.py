@@ -11,8 +11,7 @@ import soundfile
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic
-from kokoro_npu.geometry import SAMPLE_RATE
-from kokoro_npu.host.steps import Array
+from kokoro_npu.geometry import SAMPLE_RATE, Array
 
 Sink = Callable[[Array], None]
 """Takes audio, [N] float32 at 24 kHz, one part after the other."""

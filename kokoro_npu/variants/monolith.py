@@ -16,10 +16,9 @@ from kokoro.istftnet import TorchSTFT
 from onnx import ModelProto, TensorProto, helper
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import HOP, N_FFT, NOISE_CHANNELS, NOISE_TAIL, STFT_BINS, VOICE_DIM
+from kokoro_npu.geometry import HOP, N_FFT, NOISE_CHANNELS, NOISE_TAIL, STFT_BINS, VOICE_DIM, Array
 from kokoro_npu.graphs.reading import read_graph, read_model
 from kokoro_npu.graphs.sessions import cpu_session
-from kokoro_npu.host.steps import Array
 
 INPUT_NAMES = ("tokens", "style", "speed")
 

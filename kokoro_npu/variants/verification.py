@@ -10,12 +10,12 @@ from kokoro import KModel
 
 from kokoro_npu.audio import metrics
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import Bucket
+from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.graphs.reading import read_graph
 from kokoro_npu.graphs.sessions import cpu_session
 from kokoro_npu.host.frontend import Frontend
 from kokoro_npu.host.source_noise import speech_noise
-from kokoro_npu.host.steps import Array, pad_to_bucket, trim
+from kokoro_npu.host.steps import pad_to_bucket, trim
 from kokoro_npu.model import reference
 from kokoro_npu.variants.monolith import INPUT_NAMES, Monolith, is_monolith
 

@@ -24,11 +24,11 @@ from tqdm import tqdm
 from kokoro_npu.audio import metrics
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import Bucket
+from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.graphs.sessions import cpu_session
 from kokoro_npu.host.frontend import Frontend, duration_feeds, prosody_feeds
 from kokoro_npu.host.source_noise import corpus_noise
-from kokoro_npu.host.steps import Array, pad_to_bucket, select_bucket, trim
+from kokoro_npu.host.steps import pad_to_bucket, select_bucket, trim
 from kokoro_npu.variants.monolith import Monolith
 
 GIVEN, OWN = "given", "own"
