@@ -1,8 +1,12 @@
-"""What this machine is: the memory that a new process can take, and the processor's integer instructions."""
+"""What this machine gives: threads, the memory that a new process can take, the processor's integer instructions."""
 
 from pathlib import Path
 
 import psutil
+
+THREADS = 2
+"""Threads of every measured run. Fixed, because sums over more threads round differently and committed figures must not
+depend on the machine's cores."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CPU_INFO = Path("/proc/cpuinfo")

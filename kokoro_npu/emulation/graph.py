@@ -10,7 +10,7 @@ import onnxruntime as ort
 from onnx import ModelProto, NodeProto, helper
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.graphs.sessions import THREADS
+from kokoro_npu.machine import THREADS
 
 Tensor = npt.NDArray
 

@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from kokoro_npu.errors import KokoroNpuError, did_you_mean
 from kokoro_npu.geometry import MAX_TOKENS, SAMPLES_PER_FRAME, Array
-from kokoro_npu.graphs.sessions import THREADS, cpu_session
+from kokoro_npu.graphs.sessions import cpu_session
 from kokoro_npu.host.source_noise import Noise
 from kokoro_npu.host.steps import align
+from kokoro_npu.machine import THREADS
 
 BOUNDARY_TOKEN = 0
 

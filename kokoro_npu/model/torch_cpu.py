@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from kokoro_npu.graphs.sessions import THREADS
+from kokoro_npu.machine import THREADS
 
 # mallopt's parameters, of glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import Array
 from kokoro_npu.graphs.reading import WEIGHT_INPUTS
-from kokoro_npu.graphs.sessions import THREADS
+from kokoro_npu.machine import THREADS
 from kokoro_npu.quantize.rounded import round_to_nearest
 from kokoro_npu.sensitivity.table import Trial, to_trial
 

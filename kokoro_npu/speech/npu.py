@@ -11,7 +11,8 @@ from pathlib import Path
 import onnxruntime as ort
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.graphs.sessions import THREADS, cpu_session
+from kokoro_npu.graphs.sessions import cpu_session
+from kokoro_npu.machine import THREADS
 
 CONTEXT_SUFFIX = "_ctx.onnx"
 """Ends the name of a model that holds nothing but a context binary's name."""
