@@ -10,7 +10,7 @@ import yaml
 from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION, load_corpus
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import MAX_TOKENS
-from kokoro_npu.host.frontend import tokenize
+from kokoro_npu.host.tokens import tokenize
 
 COMMITTED = Path(__file__).resolve().parents[1] / "data/corpus.yaml"
 

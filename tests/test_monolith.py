@@ -15,9 +15,10 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import NOISE_TAIL, Bucket
 from kokoro_npu.graphs.sessions import cpu_session
-from kokoro_npu.host.frontend import Frontend, tokenize, voice_row
+from kokoro_npu.host.frontend import Frontend
 from kokoro_npu.host.source_noise import corpus_noise
 from kokoro_npu.host.steps import pad_to_bucket, trim
+from kokoro_npu.host.tokens import tokenize, voice_row
 from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
 from kokoro_npu.model.reference import synthesize
 from kokoro_npu.variants.conversion import VARIANTS, Source, variant_bytes, write_variant

@@ -26,12 +26,14 @@ from kokoro_npu.corpus.recording import record
 from kokoro_npu.corpus.reference_set import ReferenceUtterance, load_reference_set
 from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION, load_corpus
 from kokoro_npu.evaluate import parity
+from kokoro_npu.evaluate.gates import check_gates
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.graphs.shared_weights import Pack
-from kokoro_npu.host.frontend import Frontend, tokenize, voice_row
+from kokoro_npu.host.frontend import Frontend
 from kokoro_npu.host.source_noise import corpus_noise
 from kokoro_npu.host.steps import crop, pad_to_bucket, trim
+from kokoro_npu.host.tokens import tokenize, voice_row
 from kokoro_npu.model import reference
 from kokoro_npu.model.decoder import StaticDecoder
 from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
@@ -173,7 +175,7 @@ def test_the_whole_model_is_exact(built: Built, spoken: list[ReferenceUtterance]
     table = parity.evaluate(spoken, Bucket(LARGE), iter(variants.items()))
     assert len(table) == 4
     gates = {"fp32_snr_db_min": FP32_DB, "quantized_snr_db_min": W8A16_DB, "quantized_magspec_corr_min": 0.95}
-    parity.check_gates(table, gates, f"parity-eval@{LARGE}")
+    check_gates(table, gates, f"parity-eval@{LARGE}")
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])

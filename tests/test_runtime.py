@@ -6,8 +6,8 @@ import torch
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import GENERATOR_RATE, SAMPLES_PER_FRAME, Bucket, source_steps
-from kokoro_npu.host.frontend import tokenize, voice_row
 from kokoro_npu.host.steps import align, crop, frame_ratio, pad_to_bucket, select_bucket, trim
+from kokoro_npu.host.tokens import tokenize, voice_row
 from tests.narrow_model import random_features
 
 

@@ -12,8 +12,9 @@ from kokoro_npu.audio import metrics
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import SAMPLE_RATE, Bucket
 from kokoro_npu.graphs.shared_weights import Pack
-from kokoro_npu.host.frontend import Frontend, tokenize, voice_row
+from kokoro_npu.host.frontend import Frontend
 from kokoro_npu.host.source_noise import _points, corpus_noise, ln, speech_noise
+from kokoro_npu.host.tokens import tokenize, voice_row
 from kokoro_npu.model import reference
 from kokoro_npu.speech import joining
 from kokoro_npu.speech.joining import FADE, PAUSES, shape

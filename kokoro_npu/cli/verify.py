@@ -43,7 +43,8 @@ def command(
 
     from kokoro_npu.files import atomic
     from kokoro_npu.graphs.reading import read_graph
-    from kokoro_npu.host.frontend import Frontend, tokenize, voice_row
+    from kokoro_npu.host.frontend import Frontend
+    from kokoro_npu.host.tokens import tokenize, voice_row
     from kokoro_npu.speech.phonemizer import Phonemizer
     from kokoro_npu.variants.verification import verify
     from kokoro_npu.weights.canonical import FILES, load_config, load_voices

@@ -14,8 +14,9 @@ from kokoro_npu.corpus.reference_set import MANIFEST, REFERENCE, TOKENS, VOICE
 from kokoro_npu.corpus.utterances import EVALUATION, Utterance
 from kokoro_npu.files import atomic, write_json
 from kokoro_npu.geometry import Array
-from kokoro_npu.host.frontend import Frontend, tokenize, voice_row
+from kokoro_npu.host.frontend import Frontend
 from kokoro_npu.host.source_noise import corpus_noise
+from kokoro_npu.host.tokens import tokenize, voice_row
 from kokoro_npu.model import reference
 from kokoro_npu.model.torch_cpu import set_up_torch
 

@@ -16,7 +16,7 @@ import onnx
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import sha256
 from kokoro_npu.geometry import FRAMES_PER_SECOND, MAX_TOKENS, SAMPLE_RATE, SAMPLES_PER_FRAME, VOICE_DIM, Bucket
-from kokoro_npu.host.frontend import BOUNDARY_TOKEN
+from kokoro_npu.host.tokens import BOUNDARY_TOKEN
 from kokoro_npu.weights.canonical import VOICE_ROWS
 
 MANIFEST, DIGEST, SCHEMA = "manifest.json", "manifest.sha256", "manifest.schema.json"

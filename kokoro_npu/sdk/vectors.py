@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.host.frontend import tokenize, voice_row
 from kokoro_npu.host.source_noise import speech_noise
 from kokoro_npu.host.steps import align, frame_ratio, pad_to_bucket, select_bucket, trim
+from kokoro_npu.host.tokens import tokenize, voice_row
 
 _HEADER = """\
 # Test vectors of the host's steps (kokoro_npu/sdk/vectors.py). Floats: hexadecimal float32 bits; integers: decimal.

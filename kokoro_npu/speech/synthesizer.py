@@ -6,9 +6,10 @@ from functools import cache
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import Array, Bucket
-from kokoro_npu.host.frontend import Frontend, Prepared, tokenize, voice_row
+from kokoro_npu.host.frontend import Frontend, Prepared
 from kokoro_npu.host.source_noise import speech_noise
 from kokoro_npu.host.steps import pad_to_bucket, select_bucket, trim
+from kokoro_npu.host.tokens import tokenize, voice_row
 from kokoro_npu.machine import THREADS
 from kokoro_npu.speech.alphabet import check_phonemes
 from kokoro_npu.speech.joining import shape
