@@ -89,7 +89,7 @@ def test_a_layer_called_twice_is_one_tensor() -> None:
 
 
 def test_two_values_of_one_tensor_are_an_error() -> None:
-    with pytest.raises(KokoroNpuError, match="a second, different value"):
+    with pytest.raises(KokoroNpuError, match=r"query\.weight has a second, different value"):
         map_tensors(_shared(1), {"bert.layer.attention.query.weight": (4, 4)})
 
 
@@ -164,39 +164,16 @@ def test_lstm_speaks_the_same_in_torch() -> None:
 def test_a_node_of_no_module_is_an_error() -> None:
     export = _Export()
     export.integer("ConvInteger", "/decoder/decoder/new_conv", (2, 2, 3), None)
-    with pytest.raises(KokoroNpuError, match=r"/decoder/decoder/new_conv/W_quantized .* no module"):
+    with pytest.raises(KokoroNpuError, match=r"the weight of /decoder/decoder/new_conv/W_quantized .* no module"):
         map_tensors(export.model(), {"decoder.conv.weight": (2, 2, 3)})
-
-
-def test_a_weight_no_rule_takes_is_an_error() -> None:
-    export = _Export()
-    export.node("Einsum", ["x", export.const("stray", np.ones((2, 2), np.float32))], "/decoder/decoder/odd/Einsum")
-    with pytest.raises(KokoroNpuError, match=r"no rule takes initializer stray \[2, 2\].*odd/Einsum"):
-        map_tensors(export.model(), {"decoder.odd.weight": (2, 2)})
 
 
 def test_a_missing_scale_is_an_error() -> None:
     export = _Export()
     export.integer("ConvInteger", "/decoder/decoder/conv", (2, 2, 3), None)
     export.nodes = [n for n in export.nodes if not n.name.endswith("scales_mul")]
-    with pytest.raises(KokoroNpuError, match="no constant weight scale behind node /decoder/decoder/conv"):
+    with pytest.raises(KokoroNpuError, match="the weight of /decoder/decoder/conv/W_quantized"):
         map_tensors(export.model(), {"decoder.conv.weight": (2, 2, 3)})
-
-
-def test_snakes_folded_reciprocal_must_be_one_over_alpha() -> None:
-    for factor, fine in ((1.0, True), (1.01, False)):
-        export = _Export()
-        alpha = export.rng.uniform(0.5, 2, (1, 4, 1)).astype(np.float32)
-        export.node("Mul", [export.const("decoder.decoder.block.alpha1.0", alpha), "x"], "/decoder/decoder/block/Mul")
-        folded = export.const("/decoder/decoder/block/Reciprocal_output_0", (factor / alpha).astype(np.float32))
-        export.node("Mul", [folded, "x"], "/decoder/decoder/block/Mul_1")
-        if fine:
-            assert list(map_tensors(export.model(), {"decoder.block.alpha1.0": (1, 4, 1)})) == [
-                "decoder.block.alpha1.0"
-            ]
-        else:
-            with pytest.raises(KokoroNpuError, match="Reciprocal_output_0"):
-                map_tensors(export.model(), {"decoder.block.alpha1.0": (1, 4, 1)})
 
 
 def test_dither_moves_grid_tensors_by_at_most_half_a_step() -> None:

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.weights import canonical, kmodel, onnx_int8, sources, wheel
+from kokoro_npu.weights import canonical, kmodel, onnx_int8, sources
 from kokoro_npu.weights.kmodel import tensor_table
 
 pytestmark = pytest.mark.weights
@@ -47,7 +47,7 @@ def tokens_and_style(real: Path) -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture(scope="module")
 def export(tokens_and_style: tuple[np.ndarray, np.ndarray]) -> Export:
     """The int8 export and the values of its weight nodes' inputs and outputs for one utterance."""
-    model = onnx.load(str(CACHE / wheel.MONOLITH))
+    model = onnx.load(str(CACHE / canonical.MONOLITH))
     constants = {i.name for i in model.graph.initializer}
     wanted = {"audio": None, "/encoder/Clip_output_0": None}
     for node in model.graph.node:

@@ -56,17 +56,11 @@ def test_weight_norm_folds_as_torch_folds_it(form: str) -> None:
         torch.nn.utils.parametrizations.weight_norm(conv)
     with torch.no_grad():
         next(p for n, p in conv.named_parameters() if n.endswith(("weight_g", "original0"))).mul_(1.7)
-    folded = checkpoint.fold_weight_norm({f"c.{n}": v for n, v in conv.state_dict().items()}, "here")
+    folded = checkpoint.fold_weight_norm({f"c.{n}": v for n, v in conv.state_dict().items()})
     assert folded.keys() == {"c.weight", "c.bias"}
     if form == "weight_g":
         torch.nn.utils.remove_weight_norm(conv)
     torch.testing.assert_close(folded["c.weight"], conv.weight, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize(("kept", "named"), [("g", "c.weight_v"), ("v", "c.weight_g")])
-def test_half_a_weight_norm_names_the_other_half(kept: str, named: str) -> None:
-    with pytest.raises(KokoroNpuError, match=f"missing {named}"):
-        checkpoint.fold_weight_norm({f"c.weight_{kept}": torch.ones(2, 1, 1)}, "here")
 
 
 # Source file
@@ -110,14 +104,15 @@ def test_file_names_the_tensors_at_fault(release: Path, tmp_path: Path) -> None:
     state = torch.load(release / "model.pth", weights_only=True, mmap=True)
     del state["decoder"]["module.generator.conv_post.bias"]
     state["bert"]["module.odd"] = torch.ones(1)
+    del state["decoder"]["module.F0_conv.weight_g"]
     state["bert_encoder"]["module.bias"] = torch.ones(3)
     torch.save(state, tmp_path / "faulty.pth")
     options = _file_options(release) | {"model": str(tmp_path / "faulty.pth")}
     with pytest.raises(KokoroNpuError) as error:
         sources.fetch(options, tmp_path / "out", tmp_path / "cache")
     for fault in (
-        "missing decoder.generator.conv_post.bias;",
-        "extra bert.odd;",
+        "missing decoder.F0_conv.weight, decoder.generator.conv_post.bias;",
+        "extra bert.odd, decoder.F0_conv.weight_v;",
         "misshapen bert_encoder.bias is [3], expected [512];",
     ):
         assert fault in str(error.value)
@@ -150,16 +145,16 @@ def test_file_that_is_cut_or_absent(release: Path, tmp_path: Path) -> None:
 
 
 def test_voices_folder(tmp_path: Path) -> None:
-    with pytest.raises(KokoroNpuError, match=r"holds no .pt and no .npz voices"):
-        checkpoint.read_voices_dir(tmp_path)
+    with pytest.raises(KokoroNpuError, match=r"is no folder with .pt or .npz voices"):
+        checkpoint.read_voices(tmp_path)
     np.savez(tmp_path / "pack.npz", x=tiny_voice(1), y=tiny_voice(2))
     torch.save(torch.from_numpy(tiny_voice(3)), tmp_path / "z.pt")
-    voices = checkpoint.read_voices_dir(tmp_path)
-    assert sorted(voices) == ["x", "y", "z"]
+    voices, files = checkpoint.read_voices(tmp_path)
+    assert (sorted(voices), [path.name for path in files]) == (["x", "y", "z"], ["pack.npz", "z.pt"])
     np.testing.assert_array_equal(voices["z"], tiny_voice(3))
     torch.save(torch.from_numpy(tiny_voice(4)), tmp_path / "x.pt")
     with pytest.raises(KokoroNpuError, match="voice x is already in another file"):
-        checkpoint.read_voices_dir(tmp_path)
+        checkpoint.read_voices(tmp_path)
 
 
 def test_a_typo_in_an_option_is_named(release: Path, tmp_path: Path) -> None:

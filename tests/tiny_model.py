@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from kokoro import KModel
 
-from kokoro_npu.weights import canonical
 from kokoro_npu.weights.kmodel import build_kmodel, remove_weight_norm, unused_tensors
+from kokoro_npu.weights.wheel import upstream_config
 
 VOCAB = {symbol: index for index, symbol in enumerate("abcdefgh .", start=1)}
 
 
 def tiny_config() -> dict[str, Any]:
     """A config of the real geometry with the smallest sizes KModel takes."""
-    config = canonical.upstream_config(VOCAB)
+    config = upstream_config(VOCAB)
     config |= {"n_layer": 1, "n_token": 16, "max_dur": 4}
     config["plbert"] |= {
         "hidden_size": 32,

@@ -6,12 +6,18 @@ from typing import Any
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import sha256
-from kokoro_npu.weights import canonical
-from kokoro_npu.weights.checkpoint import read_config, read_model, read_voices_dir
-from kokoro_npu.weights.options import check_keys, sha256_pin, text
+from kokoro_npu.weights.checkpoint import read_config, read_model, read_voices
+from kokoro_npu.weights.options import OPTIONAL_SHA256, TEXT, check
 from kokoro_npu.weights.writing import write
 
-_KEYS = ("source", "model", "model_sha256", "config", "config_sha256", "voices")
+_OPTIONS = {
+    "source": TEXT,
+    "model": TEXT,
+    "model_sha256": OPTIONAL_SHA256,
+    "config": TEXT,
+    "config_sha256": OPTIONAL_SHA256,
+    "voices": TEXT,
+}
 
 
 def fetch(options: Mapping[str, Any], out_dir: Path, _cache_dir: Path) -> None:
@@ -25,26 +31,21 @@ def fetch(options: Mapping[str, Any], out_dir: Path, _cache_dir: Path) -> None:
     Raises:
         KokoroNpuError: a file is missing, cut or of another hash, or a tensor or voice is at fault (named).
     """
-    check_keys(options, _KEYS, "weights")
-    paths, hashes = {}, {}
-    for key in ("model", "config"):
-        path = Path(text(options, key, "weights")).expanduser()
+    check(options, _OPTIONS, "weights")
+    model, config, voices = (Path(options[key]).expanduser() for key in ("model", "config", "voices"))
+    hashes = {}
+    for key, path in (("model", model), ("config", config)):
         if not path.is_file():
             raise KokoroNpuError(f"weights.{key}: {path} does not exist; give upstream's {key} file")
-        pin = sha256_pin(options[f"{key}_sha256"], f"weights.{key}_sha256", optional=True)
-        measured = sha256(path)
-        if pin is not None and measured != pin:
+        hashes[path.name] = sha256(path)
+        if (pin := options[f"{key}_sha256"]) not in (None, hashes[path.name]):
             raise KokoroNpuError(
-                f"weights.{key}: {path} has sha256 {measured}, but weights.{key}_sha256 pins {pin}; "
+                f"weights.{key}: {path} has sha256 {hashes[path.name]}, but weights.{key}_sha256 pins {pin}; "
                 "fix the file or the pin"
             )
-        paths[key], hashes[path.name] = path, measured
-    folder = Path(text(options, "voices", "weights")).expanduser()
-    voices = read_voices_dir(folder)
-    hashes |= {p.name: sha256(p) for p in sorted(folder.iterdir()) if p.suffix in (".pt", ".npz")}
-
-    config = read_config(paths["config"])
-    canonical.check_config(config, str(paths["config"]))
+    packs, files = read_voices(voices)
     # File names without folders: the same files give the same bytes wherever they lie.
+    hashes |= {path.name: sha256(path) for path in files}
     source = {"source": "file", "files": hashes, "dither": False, "dither_seed": None}
-    write(out_dir, read_model(paths["model"], config), voices, config, source)
+    upstream = read_config(config)
+    write(out_dir, read_model(model, upstream), packs, upstream, source)

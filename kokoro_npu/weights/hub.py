@@ -12,16 +12,28 @@ from huggingface_hub.file_download import http_get
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import sha256
-from kokoro_npu.weights import canonical
 from kokoro_npu.weights.checkpoint import read_config, read_model, read_voice
-from kokoro_npu.weights.options import check_keys, sha256_pin, text
+from kokoro_npu.weights.options import ANY, OPTIONAL_SHA256, SHA256, TEXT, Kind, check
 from kokoro_npu.weights.writing import write
 
-_KEYS = ("source", "repository", "revision", "endpoint", "model", "config", "voices")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _VOICE = re.compile(r"[A-Za-z0-9_-]+")
+_OPTIONS = {
+    "source": TEXT,
+    "repository": TEXT,
+    "revision": Kind("a commit (40 hex digits): a name can move", lambda value: bool(_REVISION.fullmatch(str(value)))),
+    "endpoint": ANY,
+    "model": ANY,
+    "config": ANY,
+    "voices": Kind(
+        "a mapping of voice names to their sha256 (null: not pinned)",
+        lambda value: isinstance(value, Mapping) and bool(value) and all(_VOICE.fullmatch(str(name)) for name in value),
+    ),
+}
+_FILE = {"file": TEXT, "sha256": SHA256}
 _HEAD_SECONDS = 10.0
 _SHOWN = 200
+"""Characters of the client's own error that a message repeats."""
 
 
 def fetch(options: Mapping[str, Any], out_dir: Path, cache_dir: Path) -> None:
@@ -39,66 +51,51 @@ def fetch(options: Mapping[str, Any], out_dir: Path, cache_dir: Path) -> None:
     Raises:
         KokoroNpuError: the hub cannot be reached, a file is absent or cut, a hash or a tensor is at fault.
     """
-    check_keys(options, _KEYS, "weights")
-    repository = text(options, "repository", "weights")
-    revision = text(options, "revision", "weights")
-    if not _REVISION.fullmatch(revision):
-        raise KokoroNpuError(f"weights.revision must be a commit (40 hex digits), not {revision!r}: a name can move")
-    pins: dict[str, str | None] = {}
+    check(options, _OPTIONS, "weights")
     for key in ("model", "config"):
-        entry = options[key]
-        if not isinstance(entry, Mapping):
-            raise KokoroNpuError(f"weights.{key} must be a mapping of file and sha256, not {entry!r}")
-        check_keys(entry, ("file", "sha256"), f"weights.{key}")
-        pins[text(entry, "file", f"weights.{key}")] = sha256_pin(entry["sha256"], f"weights.{key}.sha256")
-    if not isinstance(options["voices"], Mapping) or not options["voices"]:
-        raise KokoroNpuError("weights.voices must map voice names to their sha256 (null = not pinned)")
-    for voice, pin in options["voices"].items():
-        if not _VOICE.fullmatch(str(voice)):
-            raise KokoroNpuError(f"weights.voices: {voice!r} is not a voice name")
-        pins[f"voices/{voice}.pt"] = sha256_pin(pin, f"weights.voices.{voice}", optional=True)
+        check(options[key], _FILE, f"weights.{key}")
+    check(options["voices"], dict.fromkeys(options["voices"], OPTIONAL_SHA256), "weights.voices")
+    model, config, repository = options["model"]["file"], options["config"]["file"], options["repository"]
+    voices = {voice: f"voices/{voice}.pt" for voice in options["voices"]}
+    pins = {options[key]["file"]: options[key]["sha256"] for key in ("model", "config")}
+    pins |= {name: options["voices"][voice] for voice, name in voices.items()}
 
     endpoint = options["endpoint"] or os.environ.get("HF_ENDPOINT") or None
-    files = {name: _download(repository, revision, name, endpoint, cache_dir / "hub") for name in pins}
-    measured = {name: _verified(name, path, pins[name]) for name, path in files.items()}
-
-    config_path = files[options["config"]["file"]]
-    config = read_config(config_path)
-    canonical.check_config(config, f"{repository}: {options['config']['file']}")
-    voices = {str(voice): read_voice(files[f"voices/{voice}.pt"]) for voice in options["voices"]}
+    cache = cache_dir / "hub" / options["revision"]
+    for name in pins:
+        _download(repository, options["revision"], name, endpoint, cache)
     source = {
         "source": "hub",
         "repository": repository,
-        "revision": revision,
-        "files": measured,
+        "revision": options["revision"],
+        "files": {name: _verified(name, cache / name, pin) for name, pin in pins.items()},
         "unpinned": sorted(name for name, pin in pins.items() if pin is None),
         "dither": False,
         "dither_seed": None,
     }
-    write(out_dir, read_model(files[options["model"]["file"]], config), voices, config, source)
+    upstream = read_config(cache / config)
+    packs = {voice: read_voice(cache / name) for voice, name in voices.items()}
+    write(out_dir, read_model(cache / model, upstream), packs, upstream, source)
 
 
-def _download(repository: str, revision: str, name: str, endpoint: str | None, cache: Path) -> Path:
-    """The file in ``cache``, downloaded unless it lies there whole.
+def _download(repository: str, revision: str, name: str, endpoint: str | None, cache: Path) -> None:
+    """Download a file into ``cache`` unless it lies there whole.
 
     `hf_hub_download` throws a partial file away when the process ends, so the client's own `http_get` writes
     into a ``.part`` that the next run continues.
     """
-    path = cache / revision / name
+    path = cache / name
     if path.is_file():
-        return path
+        return
     part = path.with_name(f"{path.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
         url = hf_hub_url(repository, name, revision=revision, endpoint=endpoint)
         size = get_hf_file_metadata(url, token=False, timeout=_HEAD_SECONDS).size
-        if size is not None and part.is_file() and part.stat().st_size > size:
-            part.unlink()
         with open(part, "ab") as stream:
-            start = stream.tell()
-            http_get(url, stream, resume_size=start, expected_size=size, displayed_filename=name)
+            http_get(url, stream, resume_size=stream.tell(), expected_size=size, displayed_filename=name)
         os.replace(part, path)
-        return path
+        return
     except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
         raise KokoroNpuError(
             f"weights: {endpoint or 'the hub'} has no {name} in {repository} at {revision}; check conf/weights/hub.yaml"

@@ -14,9 +14,11 @@ import torch
 from kokoro import KModel
 from kokoro.istftnet import AdaIN1d
 
+from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.weights import canonical
 
 _POOLER = "bert.pooler."
+_REPOSITORY = "hexgrad/Kokoro-82M"
 
 
 @contextmanager
@@ -32,7 +34,7 @@ def build_kmodel(config: Mapping[str, Any], seed: int = 0) -> KModel:
     """A `KModel` of this config with seeded random weights and weight norm still on; nothing is downloaded.
 
     Args:
-        config: upstream's ``config.json`` as a mapping (see `canonical.upstream_config`).
+        config: upstream's ``config.json`` as a mapping.
         seed: of the random initialisation. The global random state is left as it was.
     """
     # KModel reads a checkpoint or downloads one; an empty one holds nothing to load.
@@ -41,7 +43,7 @@ def build_kmodel(config: Mapping[str, Any], seed: int = 0) -> KModel:
     empty.seek(0)
     with _quiet_construction():
         torch.manual_seed(seed)
-        return KModel(repo_id=canonical.REPOSITORY, config=dict(config), model=empty, disable_complex=False)
+        return KModel(repo_id=_REPOSITORY, config=dict(config), model=empty, disable_complex=False)
 
 
 def remove_weight_norm(model: torch.nn.Module) -> None:
@@ -68,21 +70,11 @@ def tensor_table(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
     Derived from `KModel` itself, so that the table cannot drift from the model that will load the tensors.
     """
-    model = _shapes_only(config)
-    unused = unused_tensors(model)
-    return {name: tuple(value.shape) for name, value in model.state_dict().items() if name not in unused}
-
-
-def unused_tensor_names(config: Mapping[str, Any]) -> set[str]:
-    """`unused_tensors` of the model of this config."""
-    return unused_tensors(_shapes_only(config))
-
-
-def _shapes_only(config: Mapping[str, Any]) -> KModel:
     with torch.device("meta"):
         model = build_kmodel(config)
         remove_weight_norm(model)
-    return model
+    unused = unused_tensors(model)
+    return {name: tuple(value.shape) for name, value in model.state_dict().items() if name not in unused}
 
 
 def load_kmodel(weights_dir: Path | str) -> KModel:
@@ -92,17 +84,17 @@ def load_kmodel(weights_dir: Path | str) -> KModel:
     or zero (pooler).
 
     Raises:
-        KokoroNpuError: files are missing, or a tensor is missing, extra or misshapen (named in the message).
+        KokoroNpuError: a file is missing or damaged, or the tensors are not those of the config's model.
     """
-    config = canonical.load_config(weights_dir)
-    tensors = canonical.load_tensors(weights_dir)
-    canonical.check_tensors(tensors, tensor_table(config), str(Path(weights_dir) / canonical.MODEL))
-    model = build_kmodel(config)
+    model = build_kmodel(canonical.load_config(weights_dir))
     remove_weight_norm(model)
-    model.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()}, strict=False)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.startswith(_POOLER):
-                parameter.zero_()
+    tensors = {name: torch.from_numpy(value) for name, value in canonical.load_tensors(weights_dir).items()}
+    unused = unused_tensors(model)
+    own = {name: value for name, value in model.state_dict().items() if name in unused}
+    own |= {name: torch.zeros_like(value) for name, value in own.items() if name.startswith(_POOLER)}
+    try:
+        model.load_state_dict(own | tensors)
+    except RuntimeError as error:
+        raise KokoroNpuError(f"{weights_dir}: {error}; run the stage fetch-weights again") from None
     model.bert.set_attn_implementation("eager")
     return model.eval().requires_grad_(False)

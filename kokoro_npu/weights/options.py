@@ -1,42 +1,45 @@
-"""Reading a source's options: typos, gaps and wrong types are said in one line, before any download."""
+"""A source's options, checked before any download: typos, gaps and wrong values are said in one line."""
 
-import difflib
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.errors import KokoroNpuError, did_you_mean
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def check_keys(options: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
-    """Require exactly ``keys``.
+class Kind(NamedTuple):
+    """What an option may be: in words, and as a test."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+ANY = Kind("anything", lambda _: True)
+TEXT = Kind("a text", lambda value: isinstance(value, str) and value != "")
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+SEED = Kind("an integer of 0 or more", lambda value: type(value) is int and value >= 0)
+SHA256 = Kind(
+    "a sha256 (64 lower-case hex digits)", lambda value: isinstance(value, str) and bool(_SHA256.fullmatch(value))
+)
+OPTIONAL_SHA256 = Kind(f"null or {SHA256.words}", lambda value: value is None or SHA256.fits(value))
+LIST = Kind("a list with something in it", lambda value: isinstance(value, list) and bool(value))
+
+
+def check(options: Any, kinds: Mapping[str, Kind], where: str) -> None:
+    """Require a mapping with exactly the keys of ``kinds``, each of its kind.
 
     Raises:
-        KokoroNpuError: an unknown key (with the nearest known one) or a missing key.
+        KokoroNpuError: names the option at fault.
     """
+    if not isinstance(options, Mapping):
+        raise KokoroNpuError(f"{where} must be a mapping of {', '.join(kinds)}, not {options!r}")
     for key in options:
-        if key not in keys:
-            near = difflib.get_close_matches(str(key), keys, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(keys)}"
-            raise KokoroNpuError(f"{where}.{key} is not an option; {hint}")
-    if missing := [key for key in keys if key not in options]:
-        raise KokoroNpuError(f"{where}.{missing[0]} is missing; see conf/weights/")
-
-
-def text(options: Mapping[str, Any], key: str, where: str) -> str:
-    """A non-empty string option."""
-    value = options[key]
-    if not isinstance(value, str) or not value:
-        raise KokoroNpuError(f"{where}.{key} must be a non-empty string, not {value!r}")
-    return value
-
-
-def sha256_pin(value: Any, where: str, optional: bool = False) -> str | None:
-    """A pinned SHA-256 in lower-case hex; None only where ``optional``."""
-    if value is None and optional:
-        return None
-    if not isinstance(value, str) or not _SHA256.fullmatch(value):
-        raise KokoroNpuError(f"{where} must be a sha256 (64 lower-case hex digits), not {value!r}")
-    return value
+        if key not in kinds:
+            raise KokoroNpuError(f"{where}.{key} is not an option; {did_you_mean(key, kinds)}")
+    for key, kind in kinds.items():
+        if key not in options:
+            raise KokoroNpuError(f"{where}.{key} is missing; see conf/weights/")
+        if not kind.fits(options[key]):
+            raise KokoroNpuError(f"{where}.{key} must be {kind.words}, not {options[key]!r}")

