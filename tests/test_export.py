@@ -201,9 +201,7 @@ def test_large_weights_are_outside_and_stored_once(packed: dict[int, Path]) -> N
     assert pack.stat().st_size == end
 
 
-def test_a_changed_weight_is_refused_by_name(
-    decoders: dict[int, onnx.ModelProto], packed: dict[int, Path], tmp_path: Path
-) -> None:
+def test_a_changed_weight_is_refused_by_name(decoders: dict[int, onnx.ModelProto], packed: dict[int, Path]) -> None:
     other = onnx.ModelProto()
     other.CopyFrom(decoders[16])
     tensor = max(other.graph.initializer, key=lambda t: t.ByteSize())
@@ -216,8 +214,6 @@ def test_a_changed_weight_is_refused_by_name(
         pack.save(other, target)
     assert f"weight {tensor.name} [" in str(caught.value)
     assert not target.exists()
-    with pytest.raises(ValueError, match="beside the model"):
-        pack.save(decoders[16], tmp_path / "elsewhere.onnx")
 
 
 @pytest.mark.parametrize(("frames", "size"), [(16, 16), (5, 16), (24, 24), (8, 24)])

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from kokoro_npu.cli._tables import bounded, console, table
-from kokoro_npu.graphs.counting import GROUPINGS, OP, Row, count, file_size
+from kokoro_npu.graphs.counting import GROUPINGS, OP, Row, count, file_sizes
 
 _KIB = 1024
 _MB = 1e6
@@ -27,11 +27,8 @@ def command(model: Path, by: str, size: bool, depth: int, prefix: str, max_rows:
     rows = count(model, by, depth, prefix)
     printer = console()
     printer.print(_sizes(rows, max_rows, str(model)) if size else _nodes(rows, max_rows, str(model)))
-    files = file_size(model)
-    missing = [name for name, found in files.weights.items() if found is None]
-    parts = [f"{model.name} {files.model / _MB:.2f} MB"]
-    parts += [f"{name} {found / _MB:.2f} MB" for name, found in files.weights.items() if found is not None]
-    parts += [f"{name} is missing" for name in missing]
+    sizes = file_sizes(model).items()
+    parts = [f"{name} is missing" if found is None else f"{name} {found / _MB:.2f} MB" for name, found in sizes]
     printer.print(f"Files: {', '.join(parts)} (1 MB = 1,000,000 bytes)", markup=False)
 
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
+
+from kokoro_npu.graphs.reading import tensor_bytes
 
 _GIGA = 1e9
 
@@ -34,22 +36,21 @@ def count_model(model: onnx.ModelProto) -> Cost:
     """Count a model in memory; see :func:`count`."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    types: dict[str, int] = {}
     for value in [*graph.input, *graph.value_info, *graph.output]:
         shapes[value.name] = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
         types[value.name] = value.type.tensor_type.elem_type
-    macs = sum(_macs(node, shapes) for node in graph.node)
-    weights = sum(_bytes(tensor.name, shapes, types) for tensor in graph.initializer)
     # The float side of a Q/DQ pair is never stored: it is fused into the op that writes or reads it.
     quantized = {node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
     activations = sum(
-        _bytes(name, shapes, types)
+        math.prod(shapes[name]) * helper.tensor_dtype_to_np_dtype(types[name]).itemsize
         for node in graph.node
         if node.op_type not in ("DequantizeLinear", "Constant")
         for name in node.output
-        if name not in quantized
+        if name not in quantized and types.get(name)
     )
-    return Cost(round(macs / _GIGA, 6), weights, activations)
+    macs = sum(_macs(node, shapes) for node in graph.node)
+    return Cost(round(macs / _GIGA, 6), sum(map(tensor_bytes, graph.initializer)), activations)
 
 
 def _macs(node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]]) -> int:
@@ -64,9 +65,3 @@ def _macs(node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]]) -> int:
         transposed = node.op_type == "Gemm" and any(a.name == "transA" and a.i for a in node.attribute)
         return math.prod(shapes[node.output[0]]) * inner[-2 if transposed else -1]
     return 0
-
-
-def _bytes(name: str, shapes: dict[str, tuple[int, ...]], types: dict[str, int]) -> int:
-    if name not in shapes or types[name] == TensorProto.UNDEFINED:
-        return 0
-    return math.prod(shapes[name]) * helper.tensor_dtype_to_np_dtype(types[name]).itemsize

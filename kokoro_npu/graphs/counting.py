@@ -1,6 +1,5 @@
 """What an ONNX model is made of: nodes and bytes by operator, type or place, and what differs between two models."""
 
-import difflib
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto
 
-from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.errors import KokoroNpuError, did_you_mean
 from kokoro_npu.graphs.reading import (
     UNUSED,
     Constant,
@@ -62,16 +61,12 @@ def count(path: Path | str, by: str, depth: int = 2, prefix: str = "") -> list[R
         KokoroNpuError: a bad file, an unknown ``by``, or no node whose name begins with ``prefix``.
     """
     if by not in GROUPINGS:
-        near = difflib.get_close_matches(by, GROUPINGS, n=1)
-        raise KokoroNpuError(f"cannot count by {by!r}; {f'did you mean {near[0]}?' if near else ', '.join(GROUPINGS)}")
+        raise KokoroNpuError(f"cannot count by {by!r}; {did_you_mean(by, GROUPINGS)}")
     model = read_graph(path)
     nodes = [(name, node) for name, node in all_nodes(model) if name.startswith(prefix)]
     if not nodes:
-        names = [_scope(name, depth) for name, _ in all_nodes(model)]
-        near = difflib.get_close_matches(prefix, sorted(set(names)), n=1)
-        raise KokoroNpuError(
-            f"{path}: no node's name begins with {prefix!r}" + (f"; {near[0]} is near" if near else "")
-        )
+        scopes = {_scope(name, depth) for name, _ in all_nodes(model)}
+        raise KokoroNpuError(f"{path}: no node's name begins with {prefix!r}; {did_you_mean(prefix, scopes)}")
     used = [
         constant
         for constant in constants(model)
@@ -90,30 +85,15 @@ def count(path: Path | str, by: str, depth: int = 2, prefix: str = "") -> list[R
     for constant in used:
         type_ = type_name(constant.tensor.data_type)
         key = group(*constant.consumers[0][:2], type_) if constant.consumers else f"{UNUSED} ({type_})"
-        parameters[key] += _elements(constant.tensor)
+        parameters[key] += math.prod(constant.tensor.dims)
         stored[key] += tensor_bytes(constant.tensor)
     return [Row(key, counted[key], parameters[key], stored[key]) for key in sorted({*counted, *stored})]
 
 
-@dataclass(frozen=True)
-class FileSize:
-    """Bytes on disk.
-
-    Attributes:
-        model: of the ONNX file.
-        weights: of each weight file it refers to, by name; None for one that is not there.
-    """
-
-    model: int
-    weights: dict[str, int | None]
-
-
-def file_size(path: Path | str) -> FileSize:
-    """Sizes of a model's files."""
-    path = Path(path)
-    beside = {name: path.parent / name for name in external_files(read_graph(path))}
-    weights = {name: file.stat().st_size if file.is_file() else None for name, file in beside.items()}
-    return FileSize(path.stat().st_size, weights)
+def file_sizes(path: Path) -> dict[str, int | None]:
+    """Bytes on disk of a model and of each weight file it refers to, by name; None for one that is not there."""
+    files = [path, *(path.parent / name for name in external_files(read_graph(path)))]
+    return {file.name: file.stat().st_size if file.is_file() else None for file in files}
 
 
 @dataclass(frozen=True)
@@ -166,10 +146,6 @@ def _scope(name: str, depth: int) -> str:
     return ("/" if name.startswith("/") else "") + "/".join(scopes)
 
 
-def _elements(tensor: onnx.TensorProto) -> int:
-    return math.prod(tensor.dims)
-
-
 def _node_types(model: ModelProto, used: list[Constant]) -> dict[str, str]:
     """The type that a node is counted under: of its largest tensor, else of its first output."""
     try:
@@ -184,7 +160,7 @@ def _node_types(model: ModelProto, used: list[Constant]) -> dict[str, str]:
     }
     largest: dict[str, int] = {}
     for constant in used:
-        size = _elements(constant.tensor)
+        size = math.prod(constant.tensor.dims)
         for name, _, _ in constant.consumers:
             if size > largest.get(name, -1):
                 largest[name] = size

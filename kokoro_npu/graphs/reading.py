@@ -1,4 +1,4 @@
-"""Any ONNX file, split or not: reading its graph, walking its nodes, and where its weights go."""
+"""Any ONNX file: reading its graph, walking its nodes, and which nodes compute with which stored tensor."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -107,8 +107,6 @@ def type_name(element_type: int) -> str:
 def tensor_bytes(tensor: TensorProto) -> int:
     """Bytes of a tensor's values, from its shape and type; the values themselves are not read."""
     count = math.prod(tensor.dims)
-    if tensor.data_type == TensorProto.STRING:
-        return sum(len(value) for value in tensor.string_data)
     if tensor.data_type in _NIBBLE_TYPES:
         return (count + 1) // 2
     return count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
@@ -135,7 +133,6 @@ def constants(model: ModelProto) -> list[Constant]:
     Tensors of equal name in different subgraphs are taken for one, as ONNX forbids them.
     """
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    stored |= {tensor.values.name: tensor.values for tensor in model.graph.sparse_initializer}
     nodes = list(all_nodes(model))
     users: dict[str, list[tuple[str, NodeProto, int]]] = {}
     for path, node in nodes:

@@ -64,27 +64,23 @@ class Pack:
         return cls(path, places)
 
     def save(self, model: onnx.ModelProto, path: Path) -> None:
-        """Save ``model`` at ``path``, in the pack's directory, with its large initializers taken from the pack.
+        """Save ``model`` at ``path`` with its large initializers taken from the pack.
 
         Args:
             model: a model with its weights inside; it is changed.
-            path: the file to write; ONNX demands that external data lie beside it.
+            path: the file to write, beside the pack, as ONNX demands.
 
         Raises:
             KokoroNpuError: an initializer's bytes are not in the pack.
         """
-        if path.resolve().parent != self.path.resolve().parent:
-            raise ValueError(f"external data must lie beside the model: {path} and {self.path}")
         for tensor, digest, raw in _large_initializers(model):
             if digest not in self.places:
                 raise KokoroNpuError(
                     f"{path.name}: weight {tensor.name} {list(tensor.dims)} is not in {self.path}: "
                     "it was written from other weights or values; run the stage that writes it again"
                 )
-            offset, length = self.places[digest]
-            assert length == len(raw)
             tensor.raw_data = raw
-            set_external_data(tensor, self.path.name, offset, length)
+            set_external_data(tensor, self.path.name, *self.places[digest])
             for field in ("raw_data", "float_data", "int32_data", "int64_data"):
                 tensor.ClearField(field)
         write_onnx(path, model)
