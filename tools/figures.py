@@ -29,10 +29,10 @@ def templates(root: Path = ROOT) -> dict[str, list[str]]:
     return pages
 
 
-def committed(root: Path, name: str) -> dict[str, Any]:
+def report(name: str, root: Path = ROOT) -> dict[str, Any]:
     """A report of the working tree."""
-    report: dict[str, Any] = json.loads((root / "reports" / f"{name}.json").read_text(encoding="utf-8"))
-    return report
+    figures: dict[str, Any] = json.loads((root / "reports" / f"{name}.json").read_text(encoding="utf-8"))
+    return figures
 
 
 def render(template: str, read: Read) -> str:
@@ -41,12 +41,12 @@ def render(template: str, read: Read) -> str:
     def figure(match: re.Match[str]) -> str:
         name, key, form = match.groups()
         top, _, bottom = key.partition("/")
-        report = read(name)
-        if missing := {part for part in (top, bottom) if part and part not in report and not _is_number(part)}:
+        figures = read(name)
+        if missing := {part for part in (top, bottom) if part and part not in figures and not _is_number(part)}:
             raise KeyError(f"reports/{name}.json holds no {', '.join(sorted(missing))} ({TEMPLATES})")
-        value = report[top]
+        value = figures[top]
         if bottom:
-            value /= float(bottom) if _is_number(bottom) else report[bottom]
+            value /= float(bottom) if _is_number(bottom) else figures[bottom]
         return format(value, form)
 
     return _PLACEHOLDER.sub(figure, template)
@@ -70,7 +70,7 @@ def main() -> None:
         text = path.read_text(encoding="utf-8")
         for template in lines:
             (found,) = find(template, text)
-            fresh = render(template, lambda name: committed(ROOT, name))
+            fresh = render(template, report)
             if fresh != found:
                 text = text.replace(f"{found}\n", f"{fresh}\n")
                 print(f"{page}: {fresh}")
