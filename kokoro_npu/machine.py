@@ -1,5 +1,7 @@
 """What this machine gives: threads, the memory that a new process can take, the processor's integer instructions."""
 
+import resource
+import sys
 from pathlib import Path
 
 import psutil
@@ -56,6 +58,14 @@ def available_bytes() -> int:
     machine = int(psutil.virtual_memory().available)
     limited = _cgroup_available()
     return machine if limited is None else min(machine, limited)
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident set of this process so far. Linux's ru_maxrss counts the parent's before the exec as well."""
+    for line in _read(Path("/proc/self/status")).splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def integer_instructions() -> str:

@@ -9,7 +9,7 @@ from kokoro_npu.build import places
 from kokoro_npu.build.reports import metrics_row, write_report
 from kokoro_npu.corpus.reference_set import ReferenceUtterance, load_reference_set, longest_fitting
 from kokoro_npu.corpus.utterances import EVALUATION
-from kokoro_npu.evaluate.cpu_profile import BACKEND, Sentence, Settings, profile_bucket
+from kokoro_npu.evaluate.cpu_profile import BACKEND, Phrase, Timing, profile_bucket
 from kokoro_npu.files import atomic
 from kokoro_npu.geometry import Bucket
 from stages._config import plain, stage
@@ -31,25 +31,25 @@ def on_cpu(
     cfg: DictConfig, recorded: list[ReferenceUtterance], bucket: Bucket, decoders: dict[str, Path], out_dir: Path
 ) -> dict[str, Any]:
     spoken = longest_fitting(recorded, bucket)
-    sentence = Sentence(spoken.tokens, spoken.voice, spoken.speed, spoken.frames)
+    phrase = Phrase(spoken.tokens, spoken.voice, spoken.speed, spoken.frames)
     duration, prosody = places.CPU / places.DURATION_MODEL, places.CPU / places.PROSODY_MODEL
     with atomic(out_dir / "devices.csv") as tmp:
         tmp.write_text(f"device,backend\n,{BACKEND}\n", encoding="utf-8")
-    return profile_bucket(sentence, bucket, duration, prosody, decoders, places.WEIGHTS, Settings(**cfg.profile))
+    return profile_bucket(phrase, bucket, duration, prosody, decoders, places.WEIGHTS, Timing(**cfg.profile))
 
 
 def on_devices(
     cfg: DictConfig, recorded: list[ReferenceUtterance], bucket: Bucket, decoders: dict[str, Path], out_dir: Path
 ) -> dict[str, Any]:
-    # Only here: the processes that on_cpu measures import this script, and what it imports counts as their memory.
-    from kokoro_npu.aihub.settings import Settings as Service
+    # Only here: a build without the service needs neither its client nor torch.
+    from kokoro_npu.aihub.settings import ServiceSettings
     from kokoro_npu.evaluate.device_profile import profile_on_devices
     from kokoro_npu.evaluate.parity import fitting
     from kokoro_npu.weights.kmodel import load_kmodel
 
     utterances = fitting(recorded, bucket, load_kmodel(places.WEIGHTS))
     compiled = places.COMPILED / str(bucket.frames)
-    return profile_on_devices(utterances, bucket, decoders, compiled, Service.parse(plain(cfg.aihub)), out_dir)
+    return profile_on_devices(utterances, bucket, decoders, compiled, ServiceSettings(**plain(cfg.aihub)), out_dir)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from kokoro_npu.build import places
 from kokoro_npu.build.reports import write_report, write_table
 from kokoro_npu.corpus.reference_set import load_reference_set
 from kokoro_npu.corpus.utterances import EVALUATION
-from kokoro_npu.evaluate.parity import check_gates, evaluate, fitting, summarize, variants
+from kokoro_npu.evaluate.gates import check_gates
+from kokoro_npu.evaluate.parity import evaluate, fitting, summarize, variants
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.weights.kmodel import load_kmodel
 from stages._config import stage

@@ -15,7 +15,7 @@ import onnx
 from onnx import helper
 
 from kokoro_npu.aihub.credentials import INI_VARIABLE
-from kokoro_npu.aihub.settings import Settings
+from kokoro_npu.aihub.settings import ServiceSettings
 from kokoro_npu.compile import binary
 from kokoro_npu.compile.backends import compile_decoder
 from kokoro_npu.compile.options import CompileSettings, Spec, Target
@@ -118,7 +118,7 @@ def read_made_binary(path: Path | str) -> binary.BinaryInfo:
     soc, arch = CHIPS[told["device"]]
     inputs = {name: (shape, "float32") for name, shape in BUCKET.input_shapes.items()}
     outputs = {name: (shape, "float32") for name, shape in BUCKET.output_shapes.items()}
-    return binary.BinaryInfo(soc, arch, "v2.45", (binary.GraphInfo("g", inputs, outputs, 8, told["level"]),))
+    return binary.BinaryInfo(soc, arch, "v2.45", (binary.GraphInfo("g", inputs, outputs, 8, told["level"], {}),))
 
 
 def use_made_binaries(set_attribute: Callable[[Any, str, Any], None]) -> None:
@@ -154,7 +154,7 @@ class Place:
 
     def profile(self, **settings: Any) -> dict[str, Any]:
         decoders = {"": self.model, "quantized_": self.model}
-        chosen = Settings.parse(self.settings | settings)
+        chosen = ServiceSettings(**self.settings | settings)
         return profile_on_devices(utterances(), BUCKET, decoders, self.compiled, chosen, self.profiled)
 
 

@@ -22,11 +22,10 @@ from qai_hub.util import session
 from hydra_plugins import plan
 from kokoro_npu.aihub.credentials import INI_VARIABLE, read_credentials
 from kokoro_npu.aihub.journal import Journal
-from kokoro_npu.aihub.package import merge
 from kokoro_npu.aihub.redaction import Redactor, redacted_logging
 from kokoro_npu.aihub.service import connect
-from kokoro_npu.aihub.settings import Settings, compile_options, inference_options
-from kokoro_npu.compile import binary, local, toolchain
+from kokoro_npu.aihub.settings import ServiceSettings, compile_options, inference_options
+from kokoro_npu.compile import aihub, binary, toolchain
 from kokoro_npu.compile.backends import compile_decoder
 from kokoro_npu.compile.options import CompileSettings, Spec
 from kokoro_npu.errors import KokoroNpuError
@@ -97,7 +96,7 @@ def test_compile_and_measure_on_a_device(place: Place) -> None:
     found = pd.read_csv(folder / "parity.csv")
     assert found.columns.tolist() == table.columns.tolist()
     assert np.allclose(found["snr_db"], table["snr_db"], rtol=1e-4)
-    assert measured["device_quant_snr_db_min"] == pytest.approx(table["snr_db"].min(), rel=1e-5)
+    assert measured["device_quantized_snr_db_min"] == pytest.approx(table["snr_db"].min(), rel=1e-5)
 
 
 def _padded(chosen: list[Any]) -> list[dict[str, np.ndarray]]:
@@ -113,17 +112,17 @@ def test_the_reports_have_the_keys_of_the_local_ones(place: Place, tmp_path: Pat
     here = compile_decoder(place.model, FRAMES, Spec("w8a16", SM8650, settings), tmp_path / "local")
     assert not here["compiled"]
     assert set(remote) == set(here) | {"device"}
-    assert remote["backend"] != here["backend"] == local.BACKEND
+    assert remote["backend"] != here["backend"] == toolchain.BACKEND
 
     def instantly(*_: Any) -> dict[str, Any]:
-        return cpu_profile._timed(lambda: None, 1, settings_cpu, 0.0, "nothing")
+        return cpu_profile.timed(lambda: None, 1, timing, 0.0, "nothing")
 
-    settings_cpu = cpu_profile.Settings(warmup=0, runs=2, seconds=0, threads=1)
+    timing = cpu_profile.Timing(warmup=0, runs=2, seconds=0, threads=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_profile, "_in_own_process", instantly)  # no models here to measure
-        spoken = cpu_profile.Sentence(np.zeros((1, 3), np.int64), np.zeros((1, 256), np.float32), 1.0, FRAMES)
+        patch.setattr(cpu_profile, "in_own_process", instantly)  # no models here to measure
+        spoken = cpu_profile.Phrase(np.zeros((1, 3), np.int64), np.zeros((1, 256), np.float32), 1.0, FRAMES)
         decoders = {"": place.model, "quantized_": place.model}
-        cpu = cpu_profile.profile_bucket(spoken, case.BUCKET, tmp_path, tmp_path, decoders, tmp_path, settings_cpu)
+        cpu = cpu_profile.profile_bucket(spoken, case.BUCKET, tmp_path, tmp_path, decoders, tmp_path, timing)
     assert {key for key in measured if not key.startswith("device")} == set(cpu)
 
 
@@ -135,7 +134,7 @@ def test_the_weights_go_up_inside_the_model(hub: FakeHub, place: Place, tmp_path
     assert (
         len(hub.models["m000001"].data) == len(sent) > (place.root / "quantized/kokoro_decoder.weights").stat().st_size
     )
-    again = merge(place.model, tmp_path / "elsewhere" / "m.onnx")
+    again = aihub.merged(place.model, tmp_path / "elsewhere" / "m.onnx")
     assert again.read_bytes() == sent
 
 
@@ -154,7 +153,7 @@ def test_transfers_with_credentials_of_the_storage(
     monkeypatch.setenv("AWS_RESPONSE_CHECKSUM_VALIDATION", "when_required")
     hub.s3 = True
     assert place.compile()["compiled"]
-    assert place.profile()["device_quant_snr_db_min"] > 40
+    assert place.profile()["device_quantized_snr_db_min"] > 40
     assert ("HEAD", "storage/m000003") in hub.requests
     assert "x-amz-" in caplog.text.lower()
     assert S3_SESSION not in caplog.text
@@ -185,13 +184,11 @@ def test_options_reach_the_service(hub: FakeHub, place: Place) -> None:
         ({"inference_options": "--qairt_version 2.1"}, "set aihub.qairt_version"),
         ({"compile_options": "--qnn_options O=3;x"}, "'x' is no key=value"),
         ({"compile_options": "'"}, "cannot be read"),
-        ({"target_runtime": "tflite"}, "must be one of qnn_context_binary"),
-        ({"compile_option": ""}, "did you mean compile_options"),
     ],
 )
 def test_bad_options_are_one_line(settings: dict[str, str], message: str) -> None:
     def options() -> None:
-        parsed = Settings.parse(settings)
+        parsed = ServiceSettings(**settings)
         compile_options(parsed, 2, 8)
         inference_options(parsed)
 
@@ -385,7 +382,7 @@ def test_a_service_that_never_answers_ends_in_one_line(hub: FakeHub, place: Plac
 @pytest.mark.usefixtures("hub")
 def test_the_clients_retries_are_restored(place: Place) -> None:
     before = session.MAX_RETRIES
-    with connect(Settings.parse(place.settings)):
+    with connect(ServiceSettings(**place.settings)):
         assert session.MAX_RETRIES == 0
     assert session.MAX_RETRIES == before > 0
 
@@ -540,12 +537,10 @@ def test_a_wrong_token_is_refused_before_any_upload(hub: FakeHub, place: Place, 
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("samsung galaxy s24", f"did you mean '{S24}'"),
-        ("Galaxy S23", f"'{S23}'"),
-        ("Pixel", "`qai-hub list-devices` names them"),
+        ("samsung galaxy s24", "did you mean Samsung Galaxy S2"),
+        ("Galaxy S23", f"did you mean {S23}"),
+        ("Pixel", f"known: {S23}, {S24}"),
         ([S24, "Samsung Galaxy S32"], "has no device 'Samsung Galaxy S32'; did you mean"),
-        ("", "target.device is empty"),
-        ([], "target.device is empty"),
         (S23, "has soc_model 43, htp_arch 73; sm8650 is soc_model 57, htp_arch 75"),
     ],
 )
@@ -564,7 +559,7 @@ def test_a_model_that_the_service_refuses(hub: FakeHub, place: Place) -> None:
 
 def test_missing_weights_are_told_before_the_upload(hub: FakeHub, place: Place) -> None:
     (place.root / "quantized" / "kokoro_decoder.weights").unlink()
-    assert "cannot be read with its weights" in failure(place.compile)
+    assert "its weights cannot be read" in failure(place.compile)
     assert hub.posts("models") == 0
 
 
@@ -585,7 +580,7 @@ def test_a_part_upload_that_fails_is_repeated(hub: FakeHub, place: Place, kind: 
 def test_a_slow_service_is_waited_for(hub: FakeHub, place: Place) -> None:
     hub.fault = lambda *_: Fault("slow", seconds=0.03)
     assert place.compile()["compiled"]
-    assert place.profile()["device_quant_snr_db_min"] > 40
+    assert place.profile()["device_quantized_snr_db_min"] > 40
     assert len(hub.jobs) == 2
 
 
@@ -717,7 +712,7 @@ def test_a_service_that_quotes_the_token_is_not_quoted(hub: FakeHub, place: Plac
         hub.fault = lambda *_, s=status: Fault("status", s)
         line = failure(place.compile)
         assert "[token]" in line or status in (413, 426)
-    with connect(Settings.parse(place.settings)) as service:
+    with connect(ServiceSettings(**place.settings)) as service:
         assert TOKEN not in f"{service!r} {service.redactor!r}"
 
 
@@ -735,7 +730,7 @@ def test_a_service_that_quotes_the_token_is_not_quoted(hub: FakeHub, place: Plac
 def test_the_plan_takes_the_backend(overrides: list[str], devices: str | list[str]) -> None:
     params = yaml.safe_load(compose(ROOT, overrides))
     assert (params["compile"]["backend"], params["target"]["device"]) == ("aihub", devices)
-    Settings.parse(params["aihub"])
+    ServiceSettings(**params["aihub"])
 
 
 @pytest.mark.parametrize(
@@ -794,7 +789,7 @@ def test_a_real_binary_through_the_service(
 
     made = {}
     for name, chip in ((S24, SM8650), (S23, replace(SM8650, soc_model=43, htp_arch=73))):
-        model = merge(place.model, tmp_path / "server" / "model.onnx")
+        model = aihub.merged(place.model, tmp_path / "server" / "model.onnx")
         out = tmp_path / "server" / "out"
         report = compile_decoder(model, FRAMES, Spec("fp16", chip, CompileSettings(memory_reserve_gib=0.1)), out)
         assert report["compiled"], report["reason"]
@@ -827,4 +822,4 @@ def test_the_real_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert place.compile()["compiled"]
     report = place.profile()
     assert report["device_ops_npu"] > 0
-    assert report["device_quant_snr_db_min"] > 30
+    assert report["device_quantized_snr_db_min"] > 30

@@ -1,5 +1,6 @@
 """Evaluation and its gates: each figure can close a gate, and the message says where and by how much."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from kokoro_npu.build.labels import FP32, QUANTIZED, TORCH
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.evaluate import parity
+from kokoro_npu.evaluate.gates import check_gates
 from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.model import reference
 from kokoro_npu.model.decoder import StaticDecoder
@@ -32,7 +34,7 @@ def _table(**faults: Any) -> pd.DataFrame:
     for variant in (TORCH, FP32, QUANTIZED):
         for utterance in "abc":
             row: dict[str, Any] = {"utterance": utterance, "variant": variant, "frames": 9, "fill": 0.5}
-            row |= GOOD | {"band_60-250_db": 0.1, "band_250-1000_db": -0.3, "duration_mismatches": 0}
+            row |= GOOD | {"band_db": 0.3, "duration_mismatches": 0}
             if utterance == "b":
                 prefix = f"{variant}_"
                 row |= {name.removeprefix(prefix): v for name, v in faults.items() if name.startswith(prefix)}
@@ -41,7 +43,7 @@ def _table(**faults: Any) -> pd.DataFrame:
 
 
 def test_a_good_table_passes() -> None:
-    parity.check_gates(_table(), GATES, "here")
+    check_gates(_table(), GATES, "here")
 
 
 @pytest.mark.parametrize(
@@ -59,45 +61,60 @@ def test_a_good_table_passes() -> None:
 )
 def test_a_missed_gate_names_the_utterance_and_the_margin(fault: dict[str, float], message: str) -> None:
     with pytest.raises(KokoroNpuError) as caught:
-        parity.check_gates(_table(**fault), GATES, "here")
+        check_gates(_table(**fault), GATES, "here")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_the_bound_itself_passes() -> None:
-    parity.check_gates(_table(quantized_snr_db=20.0, quantized_logmel_mae=1.0), GATES, "here")
+    check_gates(_table(quantized_snr_db=20.0, quantized_logmel_mae=1.0), GATES, "here")
 
 
 def test_the_worst_utterance_is_the_one_named() -> None:
     table = _table(quantized_snr_db=15.0)
     table.loc[(table["variant"] == QUANTIZED) & (table["utterance"] == "c"), "snr_db"] = 11.0
     with pytest.raises(KokoroNpuError, match="here: c misses quantized_snr_db_min 20 with 11, by 9;"):
-        parity.check_gates(table, GATES, "here")
+        check_gates(table, GATES, "here")
 
 
 def test_a_fault_of_one_variant_is_not_held_against_another() -> None:
-    parity.check_gates(_table(fp32_logmel_mae=9.0, torch_magspec_corr=0.1), GATES, "here")
+    check_gates(_table(fp32_logmel_mae=9.0, torch_magspec_corr=0.1), GATES, "here")
+
+
+@pytest.mark.parametrize("gate", ["fp16_snr_db_min", "fp32_magspec_correlation_min", "fp32_snr_db", "snr_db_min"])
+def test_a_gate_that_judges_nothing_does_not_pass(gate: str) -> None:
+    with pytest.raises(KokoroNpuError, match=f"the gate {gate} judges nothing that was measured; did you mean fp32_"):
+        check_gates(_table(), GATES | {gate: 0.5}, "here")
+
+
+@pytest.mark.parametrize(
+    ("gate", "bound", "figure"), [("fp32_magspec_corr_min", 0.9995, 0.999), ("quantized_band_db_max", 0.2, 0.3)]
+)
+def test_a_gate_needs_only_its_name_and_a_bound(gate: str, bound: float, figure: float) -> None:
+    with pytest.raises(KokoroNpuError, match=f"here: a misses {gate} {bound:g} with {figure:g}"):
+        check_gates(_table(), GATES | {gate: bound}, "here")
+    check_gates(_table(), GATES | {gate: figure}, "here")
 
 
 def test_a_nearly_empty_bucket_is_measured_and_only_its_float_decoders_are_gated() -> None:
-    nearly_empty = _table(quantized_snr_db=11.0, quant_fill=0.02, fp32_fill=0.02)
-    parity.check_gates(nearly_empty, GATES, "here", fill_min=0.05)
+    nearly_empty = _table(quantized_snr_db=11.0, quantized_fill=0.02, fp32_fill=0.02)
+    check_gates(nearly_empty, GATES, "here", fill_min=0.05)
     assert parity.summarize(nearly_empty)["quantized_snr_db_min"] == 11.0
     with pytest.raises(KokoroNpuError, match="b misses fp32_snr_db_min"):
-        parity.check_gates(_table(fp32_snr_db=11.0, fp32_fill=0.02), GATES, "here", fill_min=0.05)
+        check_gates(_table(fp32_snr_db=11.0, fp32_fill=0.02), GATES, "here", fill_min=0.05)
 
 
 def test_without_a_filled_bucket_the_fullest_utterance_is_gated() -> None:
-    table = _table(quantized_snr_db=11.0, quant_fill=0.04).assign(fill=lambda t: t["fill"].clip(upper=0.04))
+    table = _table(quantized_snr_db=11.0, quantized_fill=0.04).assign(fill=lambda t: t["fill"].clip(upper=0.04))
     table.loc[table["utterance"] != "b", "fill"] = 0.01
     with pytest.raises(KokoroNpuError, match="b misses quantized_snr_db_min"):
-        parity.check_gates(table, GATES, "here", fill_min=0.05)
+        check_gates(table, GATES, "here", fill_min=0.05)
 
 
 def test_moved_durations_close_the_gate_without_any_other() -> None:
     table = _table(quantized_duration_mismatches=2)
     with pytest.raises(KokoroNpuError, match="here: durations of b differ from PyTorch's"):
-        parity.check_gates(table, {}, "here")
+        check_gates(table, {}, "here")
 
 
 def test_the_summary_is_the_worst_of_each() -> None:
@@ -150,9 +167,10 @@ def test_evaluation_measures_every_variant_on_every_utterance(narrow: KModel) ->
     assert half["snr_db"].to_numpy() == pytest.approx(20 * np.log10(2), abs=1e-3)
     assert half["waveform_corr"].to_numpy() == pytest.approx(1)
     assert half["logmel_mae"].to_numpy() == pytest.approx(20 * np.log10(2), abs=0.1)
-    bands = [name for name in table.columns if name.startswith("band_")]
+    bands = [name for name in table.columns if re.fullmatch(r"band_\d+-\d+_db", name)]
     assert len(bands) == 6
     assert half[bands].to_numpy() == pytest.approx(-20 * np.log10(2), abs=1e-2)
+    assert half["band_db"].to_numpy() == pytest.approx(20 * np.log10(2), abs=1e-2)
     assert table["duration_mismatches"].tolist() == [0, 1, 0, 1]
 
 
@@ -169,5 +187,5 @@ def test_a_bucket_too_small_for_any_gets_the_middle_of_the_shortest(narrow: KMod
     assert np.array_equal(cut.features["aligned_features"], recorded[1].features["aligned_features"][:, :, 2:10])
     run = parity.torch_variant(StaticDecoder(narrow.decoder, Bucket(8)))
     table = parity.evaluate([cut], Bucket(8), iter([(TORCH, run)]))
-    parity.check_gates(table, {"torch_snr_db_min": 100.0}, "parity-eval@8")
+    check_gates(table, {"torch_snr_db_min": 100.0}, "parity-eval@8")
     assert table["fill"].tolist() == [1.0]

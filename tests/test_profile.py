@@ -1,5 +1,6 @@
 """The profile's report: its keys, its provenance, and that it ran the models it was given."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,19 @@ import pytest
 import torch
 from kokoro import KModel
 
-from kokoro_npu.evaluate.cpu_profile import BACKEND, Sentence, Settings, _measure_split, _timed, profile_bucket
+from kokoro_npu.evaluate.cpu_profile import (
+    BACKEND,
+    Phrase,
+    Timing,
+    in_own_process,
+    measure_split,
+    profile_bucket,
+    timed,
+)
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import VOICE_DIM, Bucket
 from kokoro_npu.host.frontend import Frontend
+from kokoro_npu.machine import peak_rss_bytes
 from kokoro_npu.host.source_noise import corpus_noise
 from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
 from kokoro_npu.weights import writing
@@ -22,14 +32,14 @@ MEASURED = ("rtf_p50", "latency_ms_p50", "latency_ms_p95", "load_ms", "runs", "p
 
 
 @pytest.fixture(scope="module")
-def sentence() -> Sentence:
-    """A sentence longer than the bucket, so that the split model has to cut it."""
+def phrase() -> Phrase:
+    """A phrase longer than the bucket, so that the split model has to cut it."""
     tokens = np.array([[0, 3, 1, 4, 1, 5, 9, 2, 6, 5, 0]])
     voice = (0.3 * np.random.default_rng(0).standard_normal((1, VOICE_DIM))).astype(np.float32)
     durations = tiny_kmodel(0).forward_with_tokens(torch.from_numpy(tokens), torch.from_numpy(voice))[1]
     frames = int(durations.sum())
     assert frames > BUCKET.frames
-    return Sentence(tokens, voice, 1.0, frames)
+    return Phrase(tokens, voice, 1.0, frames)
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +56,15 @@ def models(narrow: KModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_report(models: Path, sentence: Sentence) -> None:
+def test_the_report(models: Path, phrase: Phrase) -> None:
     report = profile_bucket(
-        sentence,
+        phrase,
         BUCKET,
         models / "kokoro_duration.onnx",
         models / "kokoro_prosody.onnx",
         {"": models / "kokoro_decoder.onnx", "quantized_": models / "kokoro_decoder.onnx"},
         models,
-        Settings(warmup=1, runs=3, seconds=600, threads=1),
+        Timing(warmup=1, runs=3, seconds=600, threads=1),
     )
     costs = ("weight_bytes", "activation_bytes")
     expected = {f"{prefix}{name}" for prefix in ("", "quantized_") for name in (*MEASURED, *costs)}
@@ -63,13 +73,13 @@ def test_the_report(models: Path, sentence: Sentence) -> None:
     assert set(report) == expected
     # Nothing may pass for an NPU's latency.
     assert report["backend"] == BACKEND == "onnxruntime-cpu"
-    assert (report["frames"], report["utterance_frames"], report["runs"]) == (8, sentence.frames, 3)
+    assert (report["frames"], report["utterance_frames"], report["runs"]) == (8, phrase.frames, 3)
     numbers = {name: value for name, value in report.items() if name != "backend"}
     assert all(isinstance(value, int | float) and value > 0 for value in numbers.values()), numbers
     for prefix in ("", "quantized_", "torch_"):
         assert report[f"{prefix}latency_ms_p50"] <= report[f"{prefix}latency_ms_p95"]
-        # Real time is that of what was spoken: the split model says a bucket, PyTorch the whole sentence.
-        seconds = (sentence.frames if prefix == "torch_" else BUCKET.frames) / 40
+        # Real time is that of what was spoken: the split model says a bucket, PyTorch the whole phrase.
+        seconds = (phrase.frames if prefix == "torch_" else BUCKET.frames) / 40
         # Both figures are rounded.
         rounding = 0.06 / (1000 * seconds) + 6e-5
         assert report[f"{prefix}rtf_p50"] == pytest.approx(
@@ -79,16 +89,14 @@ def test_the_report(models: Path, sentence: Sentence) -> None:
     assert report["weight_bytes"] == report["quantized_weight_bytes"]
 
 
-def test_a_short_sentence_is_measured_whole(models: Path, sentence: Sentence) -> None:
-    tokens = sentence.tokens[:, :2]
+def test_a_short_sentence_is_measured_whole(models: Path, phrase: Phrase) -> None:
+    tokens = phrase.tokens[:, :2]
     frontend = Frontend(models / "kokoro_duration.onnx", models / "kokoro_prosody.onnx")
-    frames = frontend.prepare(tokens, sentence.voice, 1.0, corpus_noise(0)).frames
+    frames = frontend.prepare(tokens, phrase.voice, 1.0, corpus_noise(0)).frames
     assert frames <= BUCKET.frames
-    short = Sentence(tokens, sentence.voice, 1.0, frames)
+    short = Phrase(tokens, phrase.voice, 1.0, frames)
     duration, prosody, decoder = (models / f"kokoro_{name}.onnx" for name in ("duration", "prosody", "decoder"))
-    report = _measure_split(
-        short, BUCKET, duration, prosody, decoder, Settings(warmup=0, runs=1, seconds=600, threads=1)
-    )
+    report = measure_split(short, BUCKET, duration, prosody, decoder, Timing(warmup=0, runs=1, seconds=600, threads=1))
     assert set(report) == set(MEASURED)
     rounding = 0.06 / (1000 * frames / 40) + 6e-5
     assert report["rtf_p50"] == pytest.approx(report["latency_ms_p50"] / 25 / frames, abs=rounding)
@@ -98,7 +106,26 @@ def test_a_short_sentence_is_measured_whole(models: Path, sentence: Sentence) ->
 @pytest.mark.parametrize(("seconds", "runs", "made"), [(600.0, 4, 3 + 4), (0.0, 2, 2)])
 def test_a_slow_bucket_is_measured_at_least_twice(seconds: float, runs: int, made: int) -> None:
     calls: list[int] = []
-    report = _timed(lambda: calls.append(1), 40, Settings(3, 4, seconds, 1), 0.25, "known")
+    report = timed(lambda: calls.append(1), 40, Timing(3, 4, seconds, 1), 0.25, "known")
     assert report["runs"] == runs
     assert len(calls) == made
     assert report["load_ms"] == 250
+
+
+def test_a_measured_process_imports_only_its_engine(models: Path, phrase: Phrase) -> None:
+    """Whatever the process holds that asks for it: this one holds torch, a stage holds Hydra."""
+    assert "torch" in sys.modules
+    paths = [models / f"kokoro_{name}.onnx" for name in ("duration", "prosody", "decoder")]
+    measured = "__import__('kokoro_npu.evaluate.cpu_profile', fromlist=['_']).measure_split(*arguments)"
+    names = {"arguments": (phrase, BUCKET, *paths, Timing(warmup=0, runs=1, seconds=600, threads=1))}
+    report, modules = in_own_process(eval, f"[{measured}, sorted(__import__('sys').modules)]", names)
+    assert set(report) == set(MEASURED)
+    assert "onnxruntime" in modules
+    others = {"torch", "kokoro", "transformers", "hydra", "omegaconf", "onnx", "pandas", "scipy", "stages", "pytest"}
+    assert others & {name.partition(".")[0] for name in modules} == set()
+
+
+def test_the_memory_of_a_measured_process_is_its_own() -> None:
+    ours = np.ones(50_000_000)  # Linux's ru_maxrss of a child begins with what its parent held
+    assert peak_rss_bytes() > ours.nbytes
+    assert in_own_process(peak_rss_bytes) < ours.nbytes / 2

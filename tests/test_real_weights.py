@@ -16,7 +16,7 @@ from kokoro import KModel
 from torch import Tensor, nn
 
 from kokoro_npu.audio import metrics
-from kokoro_npu.audit.ops import audit_graph
+from kokoro_npu.audit.ops import audit_graph, op_table
 from kokoro_npu.audit.placement import audit_placement
 from kokoro_npu.build.labels import FP32, QUANTIZED
 from kokoro_npu.compile import toolchain
@@ -38,7 +38,7 @@ from kokoro_npu.model import reference
 from kokoro_npu.model.decoder import StaticDecoder
 from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
 from kokoro_npu.quantize.apply import quantize_decoder
-from kokoro_npu.quantize.calibrate import calibrate, calibration_samples
+from kokoro_npu.quantize.calibrate import calibrate_decoder
 from kokoro_npu.quantize.recipe import Recipe
 from kokoro_npu.weights import canonical
 from kokoro_npu.weights.kmodel import load_kmodel
@@ -92,8 +92,8 @@ def built(real_weights: Path, real_kmodel: KModel, tmp_path_factory: pytest.Temp
 
     recipe, name = _recipe("w8a16"), f"kokoro_decoder_{LARGE}.onnx"
     model = export_decoder(real_kmodel, Bucket(LARGE))
-    samples = calibration_samples(list(load_reference_set(made.features, CALIBRATION)), recipe.calibration)
-    calibrate([(model, samples[Bucket(LARGE)])], recipe, made.encodings)
+    recorded = list(load_reference_set(made.features, CALIBRATION))
+    calibrate_decoder(lambda _: model, recorded, recipe, made.encodings)
     export_and_quantize(real_weights, made.encodings, out)
     Pack.open(made.decoder / "kokoro_decoder.weights").save(model, made.decoder / name)
     quantized = quantize_decoder(onnx.load(made.decoder / name), recipe, made.encodings)
@@ -181,7 +181,7 @@ def test_the_whole_model_is_exact(built: Built, spoken: list[ReferenceUtterance]
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_no_blocking_op_and_no_dynamic_dimension(built: Built, size: int) -> None:
     for directory in (built.decoder, built.quantized):
-        audit = audit_graph(directory / f"kokoro_decoder_{size}.onnx")
+        audit = audit_graph(directory / f"kokoro_decoder_{size}.onnx", op_table())
         assert (audit.blocking, audit.dynamic) == ((), ())
 
 

@@ -1,7 +1,7 @@
 """One inference job a device: its latency, memory and placement, and the parity of the audio that came back."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +13,15 @@ import pandas as pd
 from kokoro_npu.aihub import devices, jobs, transfer
 from kokoro_npu.aihub.journal import Journal, content_key
 from kokoro_npu.aihub.service import Service, connect
-from kokoro_npu.aihub.settings import Settings, inference_options
-from kokoro_npu.build.labels import FP32, QUANTIZED, TORCH
+from kokoro_npu.aihub.settings import ServiceSettings, inference_options
+from kokoro_npu.build.labels import QUANTIZED
+from kokoro_npu.build.reports import write_table
 from kokoro_npu.compile.aihub import BACKEND, TABLE
 from kokoro_npu.compile.binary import read_binary
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.evaluate import parity
-from kokoro_npu.files import atomic, sha256
+from kokoro_npu.files import sha256
 from kokoro_npu.geometry import FRAMES_PER_SECOND, Array, Bucket
 from kokoro_npu.graphs.cost import count
 from kokoro_npu.host.steps import pad_to_bucket
@@ -30,26 +31,27 @@ if TYPE_CHECKING:
 
 _MEASURED = ("rtf_p50", "latency_ms_p50", "latency_ms_p95", "load_ms", "runs", "peak_rss_bytes")
 _COUNTED = ("weight_bytes", "activation_bytes")
-_ELSEWHERE = (TORCH, FP32)  # variants that do not run on a device
 _UNITS = ("NPU", "GPU", "CPU")
 _LAYER_COLUMNS = ("name", "type", "compute_unit", "execution_time_us", "execution_cycles")
 
 
 @dataclass(frozen=True)
-class _Inputs:
-    """What is sent to one device: arrays by input name in the binary's order, one an utterance."""
+class _Sent:
+    """What goes to one device, and what is expected back.
 
+    Attributes:
+        binary: the context binary.
+        entries: arrays by input name in the binary's order, one an utterance.
+        output: name of the output.
+        samples: of each utterance that comes back.
+        digest: of ``entries``.
+    """
+
+    binary: Path
     entries: dict[str, list[Array]]
     output: str
+    samples: int
     digest: str
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """What came back: audio [1, 600 T] for each utterance, and the client's profile."""
-
-    audio: list[Array]
-    profile: dict[str, Any]
 
 
 def profile_on_devices(
@@ -57,7 +59,7 @@ def profile_on_devices(
     bucket: Bucket,
     decoders: dict[str, Path],
     compiled_dir: Path,
-    settings: Settings,
+    settings: ServiceSettings,
     out_dir: Path,
 ) -> dict[str, Any]:
     """Run one bucket's compiled decoder on its devices, on real features.
@@ -73,84 +75,75 @@ def profile_on_devices(
             of ``parity.evaluate``).
 
     Returns:
-        The keys of ``profile_bucket``, ``quant_…`` being the first device's (the decoder alone, without the CPU half)
-        and those of the float decoder and of PyTorch None, for they do not run there; and ``device`` with
-        ``device_…``: memory range in bytes, layers by compute unit, and the figures of ``parity.summarize`` (those of
-        variants that did not run left out).
+        The keys of ``profile_bucket``, ``quantized_…`` being the first device's (the decoder alone, without the CPU
+        half) and those of the float decoder and of PyTorch None, for they do not run there; and ``device`` with
+        ``device_…``: memory range in bytes, layers by compute unit, and the figures of ``parity.summarize``.
 
     Raises:
         KokoroNpuError: no binaries of this backend, or no device gave a result. The failures of single devices stand
             in the table.
     """
-    rows = _compiled(compiled_dir)
+    compiled = _compiled(compiled_dir)
     chosen = sorted(recorded, key=lambda item: -item.frames)[: settings.utterances]
     with connect(settings) as service:
-        binaries = {str(row["device"]): compiled_dir / str(row["binary"]) for row in rows if row["compiled"]}
-        found = devices.resolve(service, list(binaries))
-        results = _run_all(service, found, binaries, chosen, bucket, out_dir)
-    table = []
-    for row in rows:
+        binaries = {str(row["device"]): compiled_dir / str(row["binary"]) for row in compiled if row["compiled"]}
+        results = _run_all(service, binaries, chosen, bucket, out_dir)
+    table: list[dict[str, Any]] = []
+    for row in compiled:
         result = results.get(str(row["device"]), {"reason": row["reason"]})
         table.append({"device": row["device"], "backend": BACKEND, "reason": "", "qairt": row["qairt"], **result})
-    with atomic(out_dir / TABLE) as tmp:
-        pd.DataFrame(table).to_csv(tmp, index=False)
+    write_table(out_dir / TABLE, pd.DataFrame(table).convert_dtypes())  # a byte count stays one beside a failure
     if all(row["reason"] for row in table):
         raise KokoroNpuError("; ".join(dict.fromkeys(str(row["reason"]) for row in table)))
     for row in table:
-        print(f"{bucket.frames} frames on {row['device']}: {row['reason'] or _line(row)}")
+        told = row["reason"] or (
+            f"{row['latency_ms_p50']} ms, RTF {row['rtf_p50']}, {row['ops_npu']} layers on the NPU, "
+            f"{row['ops_cpu']} on the CPU, {row['quantized_snr_db_min']:.1f} dB at worst"
+        )
+        print(f"{bucket.frames} frames on {row['device']}: {told}")
     columns = {key: None for row in table for key in row}  # a failed device has fewer
     return _report(columns | table[0], bucket, decoders, chosen[0].frames)
 
 
-def _compiled(compiled_dir: Path) -> list[dict[str, Any]]:
+def _compiled(compiled_dir: Path) -> list[dict[Hashable, Any]]:
     path = compiled_dir / TABLE
     if not path.is_file():
         raise KokoroNpuError(f"{path} does not exist: run the stage qai-compile with compile.backend=aihub first")
-    rows = pd.read_csv(path, keep_default_na=False).to_dict("records")
-    if not any(row["compiled"] for row in rows):
-        raise KokoroNpuError(f"{path}: no device has a binary")
-    return [{str(key): value for key, value in row.items()} for row in rows]
-
-
-def _line(row: dict[str, Any]) -> str:
-    return (
-        f"{row['latency_ms_p50']} ms, RTF {row['rtf_p50']}, {row['ops_npu']} layers on the NPU, "
-        f"{row['ops_cpu']} on the CPU, {row['quantized_snr_db_min']:.1f} dB at worst"
-    )
+    return pd.read_csv(path, keep_default_na=False).to_dict("records")
 
 
 def _run_all(
     service: Service,
-    found: Sequence[devices.Device],
     binaries: Mapping[str, Path],
     chosen: Sequence[ReferenceUtterance],
     bucket: Bucket,
     out_dir: Path,
 ) -> dict[str, dict[str, Any]]:
     journal = Journal(service.settings.journal, service.redactor)
+    found = devices.resolve(service, list(binaries))
+    everything = [_sent(binaries[device.name], chosen, bucket) for device in found]
+    requests = [
+        _request(service, journal, sent, f"{bucket.frames} frames", device.name)
+        for device, sent in zip(found, everything, strict=True)
+    ]
+    results: dict[str, dict[str, Any]] = {}
     with ExitStack() as locks:
-        requests, inputs = [], []
-        for device in found:
-            path = binaries[device.name]
-            inputs.append(_inputs(path, chosen, bucket))
-            requests.append(_request(service, journal, path, inputs[-1], bucket, device))
-            locks.enter_context(journal.locked(requests[-1].entry))
+        for request in requests:
+            locks.enter_context(journal.locked(request.entry))
         outcomes = jobs.run_jobs(service, journal, requests)
-        results: dict[str, dict[str, Any]] = {}
-        for device, request, sent, outcome in zip(found, requests, inputs, outcomes, strict=True):
-            row: dict[str, Any] = {"job": journal.read(request.entry).get("url", "")}
-            row["reason"] = outcome.error
+        for device, request, sent, outcome in zip(found, requests, everything, outcomes, strict=True):
+            row = {"job": journal.read(request.entry).get("url", ""), "reason": outcome.error}
             if outcome.job_id:
                 try:
-                    answer = _fetch(service, journal, request, outcome.job_id, sent, bucket)
-                    row |= _figures(answer, chosen, bucket, out_dir / device.slug)
+                    audio, profile = _fetch(service, journal, request, outcome.job_id, sent)
+                    row |= _figures(audio, profile, chosen, bucket, out_dir / device.slug)
                 except KokoroNpuError as error:
                     row["reason"] = str(error)
             results[device.name] = row
     return results
 
 
-def _inputs(binary: Path, chosen: Sequence[ReferenceUtterance], bucket: Bucket) -> _Inputs:
+def _sent(binary: Path, chosen: Sequence[ReferenceUtterance], bucket: Bucket) -> _Sent:
     """The utterances as the binary's graph takes them; the service matches inputs by order as well as by name."""
     if not binary.is_file():
         raise KokoroNpuError(f"{binary} does not exist: run the stage qai-compile again")
@@ -158,33 +151,43 @@ def _inputs(binary: Path, chosen: Sequence[ReferenceUtterance], bucket: Bucket) 
     padded = [pad_to_bucket(item.features, bucket) for item in chosen]
     entries = {name: [values[name] for values in padded] for name in graph.inputs}
     digest = content_key([[n, [hashlib.sha256(v.tobytes()).hexdigest() for v in vs]] for n, vs in entries.items()])
-    return _Inputs(entries, next(iter(graph.outputs)), digest)
+    return _Sent(binary, entries, next(iter(graph.outputs)), bucket.samples, digest)
 
 
-def _request(
-    service: Service, journal: Journal, binary: Path, inputs: _Inputs, bucket: Bucket, device: devices.Device
-) -> jobs.Request:
+def _request(service: Service, journal: Journal, sent: _Sent, size: str, device: str) -> jobs.Request:
     import qai_hub
 
-    options, digest = inference_options(service.settings), sha256(binary)
-    size = sum(value.nbytes for values in inputs.entries.values() for value in values)
+    options, binary = inference_options(service.settings), sha256(sent.binary)
 
     def upload() -> tuple[str, str]:
-        return _model(service, journal, binary, digest), transfer.uploaded_id(
+        for entry in journal.entries(f"{jobs.COMPILE}-"):
+            if entry.get("binary_sha256") == binary:  # the service has made it
+                journal.update(f"binary-{binary[:32]}", id=entry["target_model_id"])
+        model = transfer.uploaded_id(
             service,
             journal,
-            f"dataset-{inputs.digest[:32]}",
-            f"inputs of {bucket.frames} frames",
-            lambda client, known: not client.get_dataset(known).is_expired(),
-            lambda client: str(client.upload_dataset(inputs.entries, name=f"kokoro-npu {inputs.digest}").dataset_id),
-            size,
+            f"binary-{binary[:32]}",
+            f"binary {sent.binary.name}",
+            lambda client, known: bool(client.get_model(known)),
+            lambda client: str(client.upload_model(str(sent.binary), name=f"kokoro-npu {binary}").model_id),
+            sent.binary.stat().st_size,
         )
+        dataset = transfer.uploaded_id(
+            service,
+            journal,
+            f"dataset-{sent.digest[:32]}",
+            f"inputs of {size}",
+            lambda client, known: not client.get_dataset(known).is_expired(),
+            lambda client: str(client.upload_dataset(sent.entries, name=f"kokoro-npu {sent.digest}").dataset_id),
+            sum(value.nbytes for values in sent.entries.values() for value in values),
+        )
+        return model, dataset
 
     def submit(client: qai_hub.Client, uploaded: tuple[str, str]) -> str:
         model, dataset = uploaded
         job = client.submit_inference_job(
             client.get_model(model),
-            qai_hub.Device(device.name),
+            qai_hub.Device(device),
             client.get_dataset(dataset),
             name=request.name,
             options=options,
@@ -194,67 +197,40 @@ def _request(
         assert isinstance(job, qai_hub.InferenceJob)  # one device
         return job.job_id
 
-    key = content_key(jobs.INFERENCE, digest, inputs.digest, options, device.name)
-    request = jobs.Request(jobs.INFERENCE, key, f"run {bucket.frames} frames on {device.name}", upload, submit)
+    key = content_key(jobs.INFERENCE, binary, sent.digest, options, device)
+    request = jobs.Request(jobs.INFERENCE, key, f"run {size} on {device}", upload, submit)
     return request
 
 
-def _model(service: Service, journal: Journal, binary: Path, digest: str) -> str:
-    """Id of the binary at the service: of the compile job that made it, else of an upload."""
-
-    def usable(client: "qai_hub.Client", known: str) -> bool:
-        return bool(client.get_model(known))
-
-    for entry in journal.entries(f"{jobs.COMPILE}-"):
-        if entry.get("binary_sha256") == digest:
-            journal.update(f"binary-{digest[:32]}", id=entry["target_model_id"])
-    return transfer.uploaded_id(
-        service,
-        journal,
-        f"binary-{digest[:32]}",
-        f"binary {binary.name}",
-        usable,
-        lambda client: str(client.upload_model(str(binary), name=f"kokoro-npu {digest}").model_id),
-        binary.stat().st_size,
-    )
-
-
 def _fetch(
-    service: Service, journal: Journal, request: jobs.Request, job_id: str, sent: _Inputs, bucket: Bucket
-) -> _Answer:
-    """Outputs and profile of a job that succeeded. The outputs are kept beside the journal and not fetched again."""
-    import qai_hub
+    service: Service, journal: Journal, request: jobs.Request, job_id: str, sent: _Sent
+) -> tuple[list[Array], dict[str, Any]]:
+    """Audio and profile of a job that succeeded. The audio is kept beside the journal and not fetched again."""
 
-    count_sent = len(next(iter(sent.entries.values())))
-    what = f"outputs of {request.label}"
+    def job(client: "qai_hub.Client") -> Any:
+        return client.get_job(job_id)
 
-    def read(path: Path) -> list[Array]:
-        return _audio(path, sent.output, count_sent, bucket)
-
-    def fetch(client: qai_hub.Client, place: str) -> str | None:
-        job = client.get_job(job_id)
-        assert isinstance(job, qai_hub.InferenceJob)
-        return job.download_output_data(place)
-
-    def profile(client: qai_hub.Client) -> dict[str, Any]:
-        job = client.get_job(job_id)
-        assert isinstance(job, qai_hub.InferenceJob)
-        found = job.download_profile()
-        assert isinstance(found, dict)
+    def profile(client: "qai_hub.Client") -> dict[str, Any]:
+        found: dict[str, Any] = job(client).download_profile()
         if not found.get("execution_summary", {}).get("estimated_inference_time") or not found["execution_detail"]:
             raise ValueError("the profile is empty")
         return found
 
-    place = journal.directory / f"outputs-{request.key[:32]}-{job_id}.h5"
-    audio = transfer.kept(read, place) or transfer.download(service, what, fetch, read, place)
-    return _Answer(audio, service.call(f"profile of {request.label}", profile))
+    def read(path: Path) -> list[Array]:
+        return _audio(path, sent)
+
+    what, place = f"outputs of {request.label}", journal.directory / f"outputs-{request.key[:32]}-{job_id}.h5"
+    audio = transfer.kept(read, place) or transfer.download(
+        service, what, lambda client, path: job(client).download_output_data(path), read, place
+    )
+    return audio, service.call(f"profile of {request.label}", profile)
 
 
-def _audio(path: Path, output: str, utterances: int, bucket: Bucket) -> list[Array]:
-    """Audio of each utterance from a dataset file.
+def _audio(path: Path, sent: _Sent) -> list[Array]:
+    """Audio [1, 600 T] of each utterance from a dataset file.
 
     Raises:
-        KokoroNpuError: no such dataset, or not ``utterances`` times finite audio of the bucket's length.
+        KokoroNpuError: no dataset, or not finite audio of the bucket's length for each utterance.
     """
     import h5py
     from qai_hub.util.dataset_entries_converters import h5_to_dataset_entries
@@ -264,41 +240,28 @@ def _audio(path: Path, output: str, utterances: int, bucket: Bucket) -> list[Arr
             entries = h5_to_dataset_entries(file)
     except (OSError, KeyError, ValueError, RuntimeError, AssertionError, TypeError) as error:
         raise KokoroNpuError(f"{path.name} is no dataset ({type(error).__name__})") from None
-    values = entries.get(output) if output in entries or len(entries) != 1 else next(iter(entries.values()))
+    values = entries.get(sent.output) if sent.output in entries or len(entries) != 1 else next(iter(entries.values()))
     if values is None:
-        raise KokoroNpuError(f"the device returned {', '.join(entries) or 'nothing'} instead of {output}")
-    samples = bucket.samples
+        raise KokoroNpuError(f"the device returned {', '.join(entries) or 'nothing'} instead of {sent.output}")
+    samples, wanted = sent.samples, len(next(iter(sent.entries.values())))
     audio = [np.asarray(value, dtype=np.float32) for value in values]
-    if len(audio) != utterances or any(value.size != samples or not np.isfinite(value).all() for value in audio):
+    if len(audio) != wanted or any(value.size != samples or not np.isfinite(value).all() for value in audio):
         raise KokoroNpuError(
-            f"the device returned {output} of shapes {[value.shape for value in audio]} (or not finite) instead of "
-            f"{utterances} times {samples} samples"
+            f"the device returned {sent.output} of shapes {[value.shape for value in audio]} (or not finite) "
+            f"instead of {wanted} times {samples} samples"
         )
     return [value.reshape(1, samples) for value in audio]
 
 
-def _figures(answer: _Answer, chosen: Sequence[ReferenceUtterance], bucket: Bucket, out_dir: Path) -> dict[str, Any]:
+def _figures(
+    audio: list[Array], profile: dict[str, Any], chosen: Sequence[ReferenceUtterance], bucket: Bucket, out_dir: Path
+) -> dict[str, Any]:
     """One device's columns of the table; writes its layers and its parity."""
-    replay = iter(answer.audio)
-    table = parity.evaluate(chosen, bucket, iter([(QUANTIZED, lambda _: next(replay))]))
-    layers = pd.DataFrame(
-        [
-            {
-                "name": layer["name"],
-                "type": layer["type"],
-                "compute_unit": layer["compute_unit"],
-                "execution_time_us": layer.get("execution_time"),
-                "execution_cycles": layer.get("execution_cycles"),
-            }
-            for layer in answer.profile["execution_detail"]
-        ],
-        columns=list(_LAYER_COLUMNS),
-    )
-    with atomic(out_dir / "layers.csv") as tmp:
-        layers.to_csv(tmp, index=False)
-    with atomic(out_dir / "parity.csv") as tmp:
-        table.to_csv(tmp, index=False, float_format="%.6g")
-    summary = answer.profile["execution_summary"]
+    table = parity.evaluate(chosen, bucket, iter([(QUANTIZED, parity.replayed(audio))]))
+    write_table(out_dir / "parity.csv", table)
+    layers = pd.DataFrame(profile["execution_detail"]).rename(columns={"execution_time": "execution_time_us"})
+    write_table(out_dir / "layers.csv", layers.reindex(columns=list(_LAYER_COLUMNS)))
+    summary = profile["execution_summary"]
     # Microseconds; each run's where the service gives them, else its own estimate.
     times = summary.get("all_inference_times") or [summary["estimated_inference_time"]]
     p50, p95 = (float(np.percentile(times, q)) / 1e6 for q in (50, 95))
@@ -315,7 +278,7 @@ def _figures(answer: _Answer, chosen: Sequence[ReferenceUtterance], bucket: Buck
         "memory_low_bytes": low,
         "memory_high_bytes": high,
         **{f"ops_{unit.lower()}": int(units.get(unit, 0)) for unit in _UNITS},
-        **{key: value for key, value in parity.summarize(table).items() if not key.startswith(_ELSEWHERE)},
+        **parity.summarize(table),
     }
 
 
@@ -335,5 +298,5 @@ def _report(row: dict[str, Any], bucket: Bucket, decoders: dict[str, Path], fram
         report |= {f"{prefix}{key}": row.get(key) if prefix == "quantized_" else None for key in _MEASURED}
         report |= {f"{prefix}{key}": getattr(cost, key) for key in _COUNTED} | {"gmacs": cost.gmacs}
     report |= {f"torch_{key}": None for key in _MEASURED}
-    own = {key: row.get(key) for key in row if key not in (*_MEASURED, "backend", "device")}
+    own = {key: value for key, value in row.items() if key not in (*_MEASURED, "backend", "device")}
     return report | {"device": row["device"]} | {f"device_{key}": value for key, value in own.items()}
