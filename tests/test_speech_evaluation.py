@@ -1,6 +1,7 @@
 """The runtime judged against PyTorch: that the judge can tell, and the figure on the real weights."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +10,15 @@ import pytest
 import yaml
 from kokoro import KModel
 
+from kokoro_npu.build.labels import FP32, QUANTIZED
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
-from kokoro_npu.speech.evaluation import against_pytorch, check_gate, evaluate, load_sentences
-from kokoro_npu.speech.models import FP32, QUANTIZED, Models, models_of_build
+from kokoro_npu.speech.evaluation import against_pytorch, check_gate, load_sentences, summary
+from kokoro_npu.speech.models import Models, models_of_build
 from kokoro_npu.speech.phonemizer import Phonemizer
-from kokoro_npu.speech.synthesizer import Synthesizer, Utterance
+from kokoro_npu.speech.synthesizer import SpokenUtterance, Synthesizer
 from kokoro_npu.weights.canonical import load_voices
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,19 +27,12 @@ EXACT_DB = 85.0
 
 @pytest.fixture
 def synthesizer(narrow_build: Path) -> Synthesizer:
-    return Synthesizer(models_of_build(narrow_build), 1)
+    return Synthesizer(models_of_build(narrow_build, FP32), 1)
 
 
 def test_every_sentence_is_judged_with_its_voice_and_speed(narrow: KModel, synthesizer: Synthesizer) -> None:
-    table, report = evaluate(
-        narrow,
-        {FP32: synthesizer, QUANTIZED: synthesizer},
-        str.lower,
-        ["ABC def.", "Hg.", "Fed cab."],
-        "ab cd.",
-        seed=1,
-        runs=1,
-    )
+    table = against_pytorch(narrow, synthesizer, str.lower, ["ABC def.", "Hg.", "Fed cab."], seed=1)
+    report = summary(table, {FP32: synthesizer, QUANTIZED: synthesizer}, str.lower, "ab cd.", runs=1)
     assert table["sentence"].tolist() == [1, 2, 3]
     assert table["voice"].tolist() == ["jf_alpha", "jm_kumo", "jf_alpha"]
     assert table["speed"].tolist() == [1.0, 0.9, 1.2]
@@ -63,9 +58,9 @@ def test_a_fault_in_the_runtime_misses_the_gate(
 ) -> None:
     decode = Synthesizer.decode
 
-    def faulty(self: Synthesizer, *arguments: object) -> Utterance:
+    def faulty(self: Synthesizer, *arguments: object) -> SpokenUtterance:
         spoken = decode(self, *arguments)  # type: ignore[arg-type]
-        return Utterance(spoken.phonemes, spoken.index, spoken.frames, spoken.bucket, spoil(spoken.audio))
+        return replace(spoken, audio=spoil(spoken.audio))
 
     monkeypatch.setattr(Synthesizer, "decode", faulty)
     table = against_pytorch(narrow, synthesizer, str.lower, ["abc def."], seed=0)

@@ -106,8 +106,37 @@ def test_nothing_to_say_is_one_line(text: str) -> None:
 
 
 def test_an_unknown_language_is_one_line() -> None:
-    with pytest.raises(KokoroNpuError, match=r"language 'ja' has no front end here; there are en-us, .*--phonemes"):
+    with pytest.raises(KokoroNpuError, match=r"'ja' has no front end here: give its phonemes .*known: en-gb, "):
         Phonemizer(ALPHABET, "ja")
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "message"),
+    [
+        (
+            "こんにちは",
+            "en-us",
+            r"text 'こんにちは': 'こ' is a HIRAGANA letter, and American English is not .*--phonemes",
+        ),
+        ("I love 東京.", "en-gb", "'東' is a CJK letter"),
+        ("The word ｶﾀｶﾅ", "es", "'カ' is a KATAKANA letter, and Spanish is not"),
+        ("привет", "hi", "'п' is a CYRILLIC letter, and Hindi is not"),
+        ("καλημέρα", "it", "'κ' is a GREEK letter"),
+        ("नमस्ते", "en-us", "DEVANAGARI letter.*: use --language hi"),
+    ],
+)
+def test_text_of_another_script_is_refused(text: str, language: str, message: str) -> None:
+    """It would be said as "Japanese letter, Japanese letter"."""
+    with pytest.raises(KokoroNpuError, match=message):
+        Phonemizer(ALPHABET, language, tagger=False)(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [("naïve Łódź ß, ʼtis ﬁne", "en-us"), ("an α particle, 5 µmol, 3 Ω, 20 ºC", "en-us"), ("hello दुनिया", "hi")],
+)
+def test_accents_signs_and_latin_words_are_spoken(text: str, language: str) -> None:
+    assert Phonemizer(ALPHABET, language, tagger=False)(text)
 
 
 def test_paragraphs_lie_between_blank_lines() -> None:

@@ -26,19 +26,42 @@ AUDIT = ARTIFACTS / "audit"
 COMPILED = ARTIFACTS / "compiled"
 SHARED = ARTIFACTS / "shared"
 """The context binary of all buckets."""
+CHIPS = ARTIFACTS / "chips"
+"""The context binary of all buckets for each further chip."""
+LONG = ARTIFACTS / "long"
+"""Context binaries of buckets that the compiler takes too long for."""
+EMULATION = ARTIFACTS / "emulation"
+"""What runs in the emulation of HTP, and what came of it."""
+EMULATION_CACHE = EMULATION / "cache"
+"""What was measured, by content; no stage owns it."""
+EMULATED_FLOAT, EMULATED_QUANTIZED = (EMULATION / "decoder" / f"{form}.onnx" for form in ("float", "quantized"))
+"""The decoder of the small bucket, weights inside."""
 PARITY = ARTIFACTS / "parity"
 PROFILE = ARTIFACTS / "profile"
 BUNDLE = ARTIFACTS / "sdk"
+SPEECH = ARTIFACTS / "speech"
+NNAPI = ARTIFACTS / "nnapi"
+SENSITIVITY = ARTIFACTS / "sensitivity"
+SENSITIVITY_TABLE = REPORTS / "sensitivity" / "sensitivity.csv"
+VARIANTS = ARTIFACTS / "variants"
+"""Whole models in other precisions, a directory each."""
+MONOLITH = DOWNLOADS / "kokoro-int8.onnx"
+"""The public int8 model, if the weights came from it."""
+RUNTIMES = REPORTS / "runtimes"
+"""A directory of reports for each further runtime; the files of this stem are the table over them."""
 
 DURATION_MODEL = "kokoro_duration.onnx"
 PROSODY_MODEL = "kokoro_prosody.onnx"
 SHARED_WEIGHTS = "kokoro_decoder.weights"
 """The one weight file beside the decoders that point into it."""
 ENCODINGS = "encodings.json"
+BUCKET_NAMES = "bucket.json"
+"""What a bucket is called in the binary that all share."""
 WHY = "why.txt"
 """Why a stage could not make what its directory is for."""
 
 _STEM = "kokoro_decoder_"
+_CONTEXT = "_ctx.onnx"
 
 
 def decoder(directory: Path, frames: int, suffix: str = ".onnx") -> Path:
@@ -54,4 +77,9 @@ def decoders(directory: Path) -> dict[int, Path]:
 
 def context_model(directory: Path, model: Path) -> Path:
     """The ONNX file beside a context binary, which names it and the graph of ``model`` in it."""
-    return directory / f"{model.stem}_ctx.onnx"
+    return directory / f"{model.stem}{_CONTEXT}"
+
+
+def is_context_model(path: Path) -> bool:
+    """Whether a model holds nothing but the name of a context binary."""
+    return path.name.endswith(_CONTEXT)

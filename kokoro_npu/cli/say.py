@@ -7,14 +7,15 @@ from pathlib import Path
 
 import click
 
+from kokoro_npu.build.labels import FP32, QUANTIZED
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import SAMPLE_RATE
-from kokoro_npu.runtimes.advice import fastest_on_cpu
-from kokoro_npu.speech.models import FP32, PRECISIONS, QUANTIZED, Models, models_of_build
+from kokoro_npu.machine import THREADS
+from kokoro_npu.speech.models import DIRECTORIES, Models, models_of_build
 from kokoro_npu.speech.npu import is_emulated
 from kokoro_npu.speech.phonemizer import LANGUAGES, Phonemizer, paragraphs
 from kokoro_npu.speech.sound import loudspeaker, wav_file
-from kokoro_npu.speech.synthesizer import Synthesizer, Utterance, check
+from kokoro_npu.speech.synthesizer import SpokenUtterance, Synthesizer, check
 
 DEFAULT_VOICE = "af_heart"
 
@@ -31,13 +32,13 @@ DEFAULT_VOICE = "af_heart"
 @click.option("--language", default="en-us", show_default=True, help=f"Of the text: {', '.join(LANGUAGES)}.")
 @click.option("--phonemes", is_flag=True, help="The text is phonemes already (docs/say.md).")
 @click.option(
-    "--precision", type=click.Choice(PRECISIONS), help=f"Decoder. [default: {FP32}; of a bundle: {QUANTIZED}]"
+    "--precision", type=click.Choice(list(DIRECTORIES)), help=f"Decoder. [default: {FP32}; of a bundle: {QUANTIZED}]"
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the source noise.")
 @click.option("--artifacts", default="artifacts", show_default=True, help="The build to speak with.")
 @click.option("--bundle", help="Speak with an SDK bundle instead, such as artifacts/sdk.")
 @click.option("--npu", is_flag=True, help="Use the bundle's context binaries, on a Snapdragon with onnxruntime-qnn.")
-@click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="Of ONNX Runtime.")
+@click.option("--threads", type=click.IntRange(1), default=THREADS, show_default=True, help="Of ONNX Runtime.")
 def command(
     text: tuple[str, ...],
     source: str | None,
@@ -77,7 +78,7 @@ def command(
         sinks += [stack.enter_context(loudspeaker())] if play else []
         started = time.perf_counter()
         first = 0.0
-        spoken: list[Utterance] = []
+        spoken: list[SpokenUtterance] = []
         for utterance in synthesizer.speak(spoken_parts, voice, speed, seed, prompt=play):
             first = first or time.perf_counter() - started
             for sink in sinks:
@@ -91,8 +92,6 @@ def command(
         f"buckets {', '.join(map(str, buckets))}; first sound after {first:.1f} s, all after {seconds:.1f} s",
         err=True,
     )
-    if bundle is None and (advice := fastest_on_cpu(Path(artifacts).parent / "reports/runtimes.json")):
-        click.echo(f"fastest decoder on a CPU, as measured (docs/runtimes.md): {advice}", err=True)
 
 
 def _models(artifacts: str, bundle: str | None, precision: str | None, npu: bool) -> Models:

@@ -20,7 +20,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float32]
+from kokoro_npu.geometry import Array
 
 Noise = Callable[[int], Array]
 """Number of samples to that many unit Gaussian draws, [count] float32; the same ones at each call."""

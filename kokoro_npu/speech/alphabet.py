@@ -1,6 +1,5 @@
 """Kokoro's phoneme alphabet: which symbols it has, and what somebody who wrote another one probably meant."""
 
-import difflib
 import unicodedata
 from collections.abc import Collection
 
@@ -55,16 +54,13 @@ def check_phonemes(phonemes: str, alphabet: Collection[str], where: str) -> None
 
 
 def suggestions(phonemes: str, place: int, alphabet: Collection[str]) -> list[str]:
-    """At most three symbols of the alphabet that the symbol at ``place`` may stand for, the likeliest first."""
+    """Symbols of the alphabet that the symbol at ``place`` may stand for, the likeliest first."""
     symbol = phonemes[place]
-    found = []
-    if symbol in _TIES:  # t͡ʃ is one symbol here
-        found.append(_AFFRICATES.get(phonemes[max(0, place - 1) : place] + phonemes[place + 1 : place + 2], ""))
-    found.append(LOOKALIKES.get(symbol, ""))
+    # t͡ʃ is one symbol here.
+    tied = _AFFRICATES.get(phonemes[max(0, place - 1) : place] + phonemes[place + 1 : place + 2], "")
+    found = [tied if symbol in _TIES else "", LOOKALIKES.get(symbol, "")]
     found += [unicodedata.normalize("NFD", symbol)[0], symbol.lower(), symbol.upper()]
-    named = {unicodedata.name(known, ""): known for known in alphabet}
-    found += [named[name] for name in difflib.get_close_matches(unicodedata.name(symbol, "?"), named, n=2, cutoff=0.8)]
-    return [item for item in dict.fromkeys(found) if item and all(part in alphabet for part in item)][:3]
+    return [item for item in dict.fromkeys(found) if item and all(part in alphabet for part in item)]
 
 
 def spell(phonemes: str, alphabet: Collection[str]) -> str:
@@ -80,6 +76,6 @@ def spell(phonemes: str, alphabet: Collection[str]) -> str:
             kept.append(symbol)
         elif all(part in alphabet for part in near):
             kept.append(near)
-        elif unicodedata.category(symbol).startswith("L"):
+        elif symbol.isalpha():
             kept.append(symbol)
     return " ".join("".join(kept).split())

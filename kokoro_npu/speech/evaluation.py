@@ -12,10 +12,10 @@ from kokoro import KModel
 from tqdm import tqdm
 
 from kokoro_npu.audio import metrics
+from kokoro_npu.build.labels import FP32, QUANTIZED
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import SAMPLE_RATE
 from kokoro_npu.model import reference
-from kokoro_npu.speech.models import FP32, QUANTIZED
 from kokoro_npu.speech.synthesizer import Synthesizer
 from kokoro_npu.speech.utterances import utterances
 
@@ -57,7 +57,7 @@ def against_pytorch(
         voice, speed = voices[number % len(voices)], SPEEDS[number % len(SPEEDS)]
         for index, phonemes in enumerate(utterances(to_phonemes(sentence))):
             prepared = synthesizer.prepare(phonemes, voice, speed, seed, index)
-            spoken = synthesizer.decode(phonemes, index, prepared)
+            spoken = synthesizer.decode(phonemes, prepared)
             tokens = np.array([[0, *(model.vocab[symbol] for symbol in phonemes), 0]])
             row = synthesizer.models.voices[voice][[len(phonemes) - 1]]
             truth, durations = reference.synthesize(
@@ -86,10 +86,10 @@ def check_gate(table: pd.DataFrame, snr_db_min: float) -> None:
     """
     figures = table["snr_db"].to_numpy()
     at = int(np.nan_to_num(figures, nan=-np.inf).argmin())
-    sentence = int(table["sentence"].to_numpy()[at])
     if not figures[at] >= snr_db_min:
         raise KokoroNpuError(
-            f"speech: sentence {sentence} has {figures[at]:.1f} dB against PyTorch, the gate is {snr_db_min:g}"
+            f"speech: sentence {table['sentence'].to_numpy()[at]} has {figures[at]:.1f} dB against PyTorch, the gate "
+            f"is {snr_db_min:g}"
         )
     if moved := int(table["duration_mismatches"].sum()):
         raise KokoroNpuError(f"speech: {moved} durations differ from PyTorch's")
@@ -121,29 +121,24 @@ def first_sound(synthesizer: Synthesizer, to_phonemes: Callable[[str], str], tex
     }
 
 
-def evaluate(
-    model: KModel,
+def summary(
+    table: pd.DataFrame,
     synthesizers: Mapping[str, Synthesizer],
     to_phonemes: Callable[[str], str],
-    sentences: Sequence[str],
     text: str,
-    seed: int,
     runs: int,
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table of `against_pytorch` in fp32, and a flat report with the times of both precisions.
+) -> dict[str, Any]:
+    """A flat report: the worst of a table of `against_pytorch`, and `first_sound` of both precisions.
 
     Args:
-        model: upstream's.
+        table: of the float decoders.
         synthesizers: by precision.
         to_phonemes: the front end.
-        sentences: to compare.
         text: of about 3 s, whose first sound is timed.
-        seed: of the source noise.
         runs: that are timed.
     """
-    table = against_pytorch(model, synthesizers[FP32], to_phonemes, sentences, seed)
     report: dict[str, Any] = {
-        "sentences": len(sentences),
+        "sentences": int(table["sentence"].nunique()),
         "utterances": len(table),
         "buckets_used": sorted(int(frames) for frames in table["bucket"].unique()),
         "fp32_snr_db_min": round(float(table["snr_db"].min()), 3),
@@ -153,4 +148,4 @@ def evaluate(
     for precision, prefix in ((FP32, ""), (QUANTIZED, "quantized_")):
         timed = first_sound(synthesizers[precision], to_phonemes, text, runs)
         report |= {f"{prefix}{key}": value for key, value in timed.items()}
-    return table, report
+    return report

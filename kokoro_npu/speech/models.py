@@ -6,15 +6,15 @@ from pathlib import Path
 
 import onnx
 
+from kokoro_npu.build import places
+from kokoro_npu.build.labels import FP32, QUANTIZED
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import Array
 from kokoro_npu.graphs.shared_weights import Pack
 from kokoro_npu.weights.canonical import load_config, load_voices
 
-FP32, QUANTIZED = "fp32", "quantized"
-PRECISIONS = (FP32, QUANTIZED)
-_DIRECTORIES = {FP32: "decoder", QUANTIZED: "quantized"}
-_PACK = "kokoro_decoder.weights"
+DIRECTORIES = {FP32: places.DECODERS.name, QUANTIZED: places.QUANTIZED.name}
+"""Precision of a decoder to the directory of a build that holds it."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Models:
     vocab: Mapping[str, int]
 
 
-def models_of_build(artifacts: Path | str, precision: str = FP32, buckets: Collection[int] = ()) -> Models:
+def models_of_build(artifacts: Path | str, precision: str, buckets: Collection[int] = ()) -> Models:
     """The models that ``dvc repro`` has built.
 
     Args:
         artifacts: its directory.
-        precision: of the decoder, one of `PRECISIONS`.
+        precision: of the decoder, a key of `DIRECTORIES`.
         buckets: frames of those to take; without any, all that are there. Decoders that an earlier build left behind
             with other weights are passed over: they would make noise.
 
@@ -49,28 +49,27 @@ def models_of_build(artifacts: Path | str, precision: str = FP32, buckets: Colle
         KokoroNpuError: something is not built.
     """
     root = Path(artifacts)
-    directory = root / _DIRECTORIES[precision]
-    needed = [root / "cpu/kokoro_duration.onnx", root / "cpu/kokoro_prosody.onnx", Pack.index_path(directory / _PACK)]
-    for path in needed:
+    duration, prosody = (root / places.CPU.name / name for name in (places.DURATION_MODEL, places.PROSODY_MODEL))
+    directory = root / DIRECTORIES[precision]
+    weights = directory / places.SHARED_WEIGHTS
+    for path in (duration, prosody, Pack.index_path(weights)):
         if not path.is_file():
             raise KokoroNpuError(f"{path} is not there: build it first (make repro), or name an SDK bundle (--bundle)")
-    pack = Pack.open(directory / _PACK)
-    decoders = {int(path.stem.rpartition("_")[2]): path for path in directory.glob("kokoro_decoder_*.onnx")}
-    decoders = {frames: path for frames, path in sorted(decoders.items()) if _points_into(path, pack)}
-    if not decoders:
-        raise KokoroNpuError(f"{directory} holds no decoder of the weights beside it: build it first (make repro)")
-    if missing := sorted(set(buckets) - set(decoders)):
+    stored = set(Pack.open(weights).places.values())
+    usable = {frames: path for frames, path in places.decoders(directory).items() if _points_into(path, stored)}
+    if missing := sorted(set(buckets) - set(usable)):
         raise KokoroNpuError(f"{directory} holds no usable decoder of {missing[0]} frames: build it first (make repro)")
-    decoders = {frames: path for frames, path in decoders.items() if frames in buckets or not buckets}
-    config = load_config(root / "weights")
-    return Models(needed[0], needed[1], decoders, load_voices(root / "weights"), config["vocab"])
+    if not usable:
+        raise KokoroNpuError(f"{directory} holds no decoder of the weights beside it: build it first (make repro)")
+    decoders = {frames: usable[frames] for frames in buckets or usable}
+    canonical = root / places.WEIGHTS.name
+    return Models(duration, prosody, decoders, load_voices(canonical), load_config(canonical)["vocab"])
 
 
-def _points_into(decoder: Path, pack: Pack) -> bool:
-    """Whether every external tensor of a decoder lies where the pack has one."""
-    places = set(pack.places.values())
+def _points_into(decoder: Path, stored: Collection[tuple[int, int]]) -> bool:
+    """Whether every external tensor of a decoder lies at one of the places (offset, bytes) of a pack."""
     for tensor in onnx.load(decoder, load_external_data=False).graph.initializer:
         where = {entry.key: entry.value for entry in tensor.external_data}
-        if where and (int(where["offset"]), int(where["length"])) not in places:
+        if where and (int(where["offset"]), int(where["length"])) not in stored:
             return False
     return True

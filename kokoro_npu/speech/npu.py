@@ -10,21 +10,20 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from kokoro_npu.build import places
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.graphs.sessions import cpu_session
-from kokoro_npu.machine import THREADS
 
-CONTEXT_SUFFIX = "_ctx.onnx"
-"""Ends the name of a model that holds nothing but a context binary's name."""
+_PROVIDER = "QNNExecutionProvider"
 
 
-def decoder_session(path: Path | str, threads: int = THREADS) -> ort.InferenceSession:
+def decoder_session(path: Path, threads: int) -> ort.InferenceSession:
     """A context model on the NPU, any other decoder on the CPU.
 
     Raises:
         KokoroNpuError: the QNN provider is not installed, or refuses the binary.
     """
-    if not str(path).endswith(CONTEXT_SUFFIX):
+    if not places.is_context_model(path):
         return cpu_session(path, threads)
     ort.disable_telemetry_events()
     options = ort.SessionOptions()
@@ -53,8 +52,8 @@ def _device() -> tuple[ort.OrtEpDevice, dict[str, str]]:
         raise KokoroNpuError(
             "the NPU needs the package onnxruntime-qnn (pip install -c constraints.txt -e '.[qnn]')"
         ) from error
-    ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
-    devices = [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"]
+    ort.register_execution_provider_library(_PROVIDER, onnxruntime_qnn.get_library_path())
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == _PROVIDER]
     if not devices:
         raise KokoroNpuError("the QNN provider finds no device on this machine")
     return devices[0], {"backend_path": onnxruntime_qnn.get_qnn_htp_path()}

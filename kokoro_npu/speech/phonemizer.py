@@ -8,9 +8,10 @@ end speaks, whose library comes as a wheel.
 import importlib.metadata
 import logging
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterator
 
-from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.errors import KokoroNpuError, did_you_mean
 from kokoro_npu.speech.alphabet import check_phonemes, spell
 
 LANGUAGES = {
@@ -23,6 +24,9 @@ LANGUAGES = {
     "pt-br": "Brazilian Portuguese",
 }
 """Languages that upstream speaks and eSpeak phonemizes. Japanese and Mandarin need front ends that are not here."""
+_SCRIPTS = {"hi": "DEVANAGARI"}
+"""Of languages that are written in another script than Latin, as Unicode's names of letters begin."""
+_PHONEMES = "give its phonemes (--phonemes)"
 
 _TAGGER = "en_core_web_sm"
 
@@ -50,10 +54,9 @@ class Phonemizer:
     def __init__(self, alphabet: Collection[str], language: str = "en-us", tagger: bool | None = None) -> None:
         if language not in LANGUAGES:
             raise KokoroNpuError(
-                f"language {language!r} has no front end here; there are {', '.join(LANGUAGES)}. "
-                "Text of another language can be given as phonemes (--phonemes)"
+                f"language {language!r} has no front end here: {_PHONEMES}; {did_you_mean(language, LANGUAGES)}"
             )
-        self._alphabet = alphabet
+        self._alphabet, self._language = alphabet, language
         english = language.startswith("en-")
         if english and (_tagger_is_installed() if tagger is None else tagger):
             self.name = "misaki"
@@ -67,8 +70,10 @@ class Phonemizer:
         """Phonemes of a paragraph, on one line.
 
         Raises:
-            KokoroNpuError: nothing in it can be spoken, or the front end gives a sound that Kokoro has not.
+            KokoroNpuError: nothing in it can be spoken, it is of another script than the language, or the front end
+                gives a sound that Kokoro has not.
         """
+        _check_script(text, self._language)
         phonemes = spell(self._convert(" ".join(text.translate(_QUOTES).split())), self._alphabet)
         check_phonemes(phonemes if any(map(str.isalpha, phonemes)) else "", self._alphabet, f"text {_shown(text)}")
         return phonemes
@@ -116,6 +121,21 @@ def _misaki_english(british: bool) -> Callable[[str], str]:
 
     front_end = en.G2P(british=british, fallback=espeak.EspeakFallback(british=british), unk="")
     return lambda text: front_end(text)[0]
+
+
+def _check_script(text: str, language: str) -> None:
+    """Refuse letters of a script that the language is not written in: eSpeak would say what each is called."""
+    spoken = {"LATIN", "MODIFIER", _SCRIPTS.get(language)}
+    for word in re.findall(r"[^\W\d_]+", unicodedata.normalize("NFKC", text)):
+        scripts = {letter: unicodedata.name(letter, "UNKNOWN").partition(" ")[0] for letter in word}
+        foreign = [letter for letter in word if scripts[letter] not in spoken]
+        if not foreign or [scripts[letter] for letter in foreign] == ["GREEK"]:  # α and µm are read well
+            continue
+        other = next((name for name, script in _SCRIPTS.items() if script == scripts[foreign[0]]), "")
+        raise KokoroNpuError(
+            f"text {_shown(text)}: {foreign[0]!r} is a {scripts[foreign[0]]} letter, and {LANGUAGES[language]} is not "
+            f"written in those: {f'use --language {other}' if other else _PHONEMES}"
+        )
 
 
 def _shown(text: str) -> str:

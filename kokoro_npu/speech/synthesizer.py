@@ -27,19 +27,17 @@ class TooLongError(KokoroNpuError):
 
 
 @dataclass(frozen=True)
-class Utterance:
+class SpokenUtterance:
     """One utterance as it was spoken.
 
     Attributes:
         phonemes: what was said.
-        index: its number in the speech, which its source noise is drawn with.
         frames: L, the sum of the durations.
         bucket: the decoder that ran.
         audio: [600 L] float32 at 24 kHz, unless it was shaped for joining.
     """
 
     phonemes: str
-    index: int
     frames: int
     bucket: Bucket
     audio: Array
@@ -73,8 +71,8 @@ class Synthesizer:
         self._target = min(TARGET_PHONEMES, max(models.decoders) // _FRAMES_PER_PHONEME)
         self._session = cache(lambda frames: decoder_session(models.decoders[frames], threads))
 
-    def say(self, phonemes: str, voice: str, speed: float = 1.0, seed: int = 0, index: int = 0) -> Utterance:
-        """Speak one utterance, whole.
+    def prepare(self, phonemes: str, voice: str, speed: float, seed: int, index: int) -> Prepared:
+        """Run the two CPU models on one utterance.
 
         Args:
             phonemes: at most 510 symbols of the alphabet.
@@ -87,10 +85,6 @@ class Synthesizer:
             TooLongError: it has more frames than the largest bucket.
             KokoroNpuError: it cannot be said.
         """
-        return self.decode(phonemes, index, self.prepare(phonemes, voice, speed, seed, index))
-
-    def prepare(self, phonemes: str, voice: str, speed: float, seed: int, index: int) -> Prepared:
-        """Run the two CPU models on one utterance; arguments and errors as in `say`."""
         check(self.models, phonemes, voice, speed)
         tokens = tokenize(phonemes, self.models.vocab, "phonemes")
         row = voice_row(self.models.voices, voice, phonemes)
@@ -99,31 +93,32 @@ class Synthesizer:
             raise TooLongError(f"{prepared.frames} frames do not fit the largest bucket of {largest}: split the text")
         return prepared
 
-    def decode(self, phonemes: str, index: int, prepared: Prepared) -> Utterance:
+    def decode(self, phonemes: str, prepared: Prepared) -> SpokenUtterance:
         """Run the decoder of the smallest bucket that holds an utterance."""
         bucket = select_bucket(prepared.frames, self.models.decoders)
         audio = self._session(bucket.frames).run(None, pad_to_bucket(prepared.features, bucket))[0]
-        return Utterance(phonemes, index, prepared.frames, bucket, trim(audio, prepared.frames))
+        return SpokenUtterance(phonemes, prepared.frames, bucket, trim(audio, prepared.frames))
 
     def speak(
         self, paragraphs: Iterable[str], voice: str, speed: float = 1.0, seed: int = 0, prompt: bool = False
-    ) -> Iterator[Utterance]:
+    ) -> Iterator[SpokenUtterance]:
         """Speak text of any length; each utterance comes as soon as it is decoded, shaped for joining.
 
         The audio of the utterances, one after the other, is the speech. A text that is one utterance sounds exactly
-        as `say` makes it.
+        as `prepare` and `decode` make it.
 
         Args:
-            paragraphs: phonemes of each; the next one is taken when the one before is spoken.
-            voice: as in `say`.
-            speed: as in `say`.
-            seed: as in `say`.
+            paragraphs: phonemes of each.
+            voice: as in `prepare`.
+            speed: as in `prepare`.
+            seed: as in `prepare`.
             prompt: keep the first utterance short: one sentence, and of one that is too long for the smallest bucket
                 the part before a comma or the like.
         """
+        left = list(paragraphs)
         before, index = None, 0
-        for paragraph, more in _with_more(paragraphs):
-            waiting = utterances(paragraph, self._target, prompt=prompt and index == 0)
+        while left:
+            waiting = utterances(left.pop(0), self._target, prompt=prompt and index == 0)
             while waiting:
                 phonemes = waiting.pop(0)
                 try:
@@ -139,18 +134,7 @@ class Synthesizer:
                         prompt = False
                         waiting[:0] = [head, tail]
                         continue
-                spoken = self.decode(phonemes, index, prepared)
-                after = boundary_at_end(phonemes) if waiting else Boundary.PARAGRAPH if more else None
+                spoken = self.decode(phonemes, prepared)
+                after = boundary_at_end(phonemes) if waiting else Boundary.PARAGRAPH if left else None
                 yield replace(spoken, audio=shape(spoken.audio, before, after))
                 before, index = after, index + 1
-
-
-def _with_more(items: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Each item, and whether another follows."""
-    last: str | None = None
-    for item in items:
-        if last is not None:
-            yield last, True
-        last = item
-    if last is not None:
-        yield last, False
