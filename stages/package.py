@@ -18,10 +18,8 @@ def main(cfg: DictConfig) -> None:
     """Write artifacts/sdk, and open it as an application would."""
     target = Target(**plain(cfg.target))
     build = Build(places.ARTIFACTS, places.REPORTS, list(cfg.buckets), cfg.quantize.precision, target)
-    manifest = write_bundle(build, list(cfg.package.precisions), LICENCES, places.BUNDLE)
-    open_bundle(places.BUNDLE)
-    size = sum(file["bytes"] for file in manifest["files"].values())
-    print(f"{places.BUNDLE}: {len(manifest['files'])} files, {size / 1e6:.0f} MB")
+    write_bundle(build, list(cfg.package.precisions), LICENCES, places.BUNDLE)
+    print(f"{places.BUNDLE}: {len(open_bundle(places.BUNDLE).manifest['files'])} files")
 
 
 if __name__ == "__main__":

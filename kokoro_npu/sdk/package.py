@@ -1,33 +1,31 @@
 """A build to an SDK bundle: the same build gives the same bytes."""
 
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import onnx
+import jinja2
 
+from kokoro_npu.build import places
+from kokoro_npu.build.labels import QUANTIZED
+from kokoro_npu.build.reports import read_report
 from kokoro_npu.compile.options import Target
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.files import read_json, write_json
-from kokoro_npu.sdk.bundle import digest_line
-from kokoro_npu.sdk.card import model_card
-from kokoro_npu.sdk.manifest import DIGEST, MANIFEST, SCHEMA, Entry, check, compose, schema_text
+from kokoro_npu.files import read_json, sha256, write_json
+from kokoro_npu.geometry import VOICE_DIM
+from kokoro_npu.sdk.manifest import CONSTANTS, DATA, DIGEST, MANIFEST, SCHEMA, bucket_facts, digest_line, tensors
 from kokoro_npu.sdk.vectors import vectors_text
-from kokoro_npu.speech.models import QUANTIZED, Models, models_of_build
+from kokoro_npu.speech.models import Models, models_of_build
 from kokoro_npu.versions import TOOLS, tool_versions
-from kokoro_npu.weights.canonical import load_source
+from kokoro_npu.weights.canonical import VOICE_ROWS, load_source
 
-_CPU = {"duration": "cpu/kokoro_duration.onnx", "prosody": "cpu/kokoro_prosody.onnx"}
 _QUALITY = (
-    "backend", "precision", "utterances", "torch_snr_db_min", "fp32_snr_db_min", "quantized_snr_db_min",
+    "frames", "backend", "precision", "utterances", "torch_snr_db_min", "fp32_snr_db_min", "quantized_snr_db_min",
     "quantized_magspec_corr_min", "quantized_logmel_mae_max",
 )  # fmt: skip
-_KOTLIN = ("KokoroHost.kt", "HostCheck.kt")
+_TARGET = ("name", "chip", "soc_model", "htp_arch", "vtcm_mb")
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,26 @@ class Build:
     precision: str
     target: Target
 
+    def read(self, kind: str) -> list[dict[str, Any]]:
+        """The reports ``compile`` or ``parity`` of all buckets, smallest first, each with its ``frames``.
 
-def write_bundle(build: Build, precisions: Sequence[str], licences: Sequence[Path], out_dir: Path) -> dict[str, Any]:
+        Raises:
+            KokoroNpuError: there is none, or it is of another precision.
+        """
+        found = []
+        for frames in sorted(self.buckets):
+            path = self.reports / kind / f"{frames}.json"
+            report = read_report(path)
+            if report["precision"] != self.precision:
+                raise KokoroNpuError(f"{path} is of precision {report['precision']}, the build's is {self.precision}")
+            found.append({**report, "frames": frames})
+        return found
+
+
+def write_bundle(build: Build, precisions: Sequence[str], licences: Sequence[Path], out_dir: Path) -> None:
     """Write a bundle, in the place of one that was there before.
+
+    Its digest is written last: `kokoro_npu.sdk.bundle.open_bundle` refuses what a killed run leaves.
 
     Args:
         build: what is packaged.
@@ -58,161 +73,107 @@ def write_bundle(build: Build, precisions: Sequence[str], licences: Sequence[Pat
         licences: files that go into the bundle under their names.
         out_dir: the bundle's directory.
 
-    Returns:
-        The manifest.
-
     Raises:
         KokoroNpuError: something is not built, or was built in another precision than its report says.
     """
     held = {name: models_of_build(build.artifacts, name, build.buckets) for name in sorted(precisions)}
-    quality = [_quality(build, frames) for frames in sorted(build.buckets)]
-    with _directory(out_dir) as root:
-        for name, path in _CPU.items():
-            _copy(getattr(next(iter(held.values())), name), root / path)
-        decoders = {name: dict(_copy_decoders(models, root, name)) for name, models in held.items()}
-        voices = dict(_write_voices(next(iter(held.values())), root))
-        write_json(root / "phonemes.json", next(iter(held.values())).vocab)
-        for licence in licences:
-            _copy(licence, root / licence.name)
-        (root / SCHEMA).write_text(schema_text(), encoding="utf-8")
-        (root / "reference").mkdir()
-        for name in _KOTLIN:
-            text = files(__package__).joinpath("data", name).read_text(encoding="utf-8")
-            (root / "reference" / name).write_text(text, encoding="utf-8")
-        (root / "reference/host_vectors.txt").write_text(vectors_text(), encoding="utf-8")
-
-        entries = [
-            _entry(build, frames, {name: paths[frames] for name, paths in decoders.items()}, root)
-            for frames in sorted(build.buckets)
-        ]
-        facts = _facts(build, quality)
-        if QUANTIZED in held:
-            _copy(build.artifacts / "quantized/encodings.json", root / "decoder/quantized/encodings.json")
-            facts["encodings"] = "decoder/quantized/encodings.json"
-        (root / "README.md").write_text(model_card(facts, entries, sorted(voices)), encoding="utf-8")
-        manifest = compose(root, entries, _CPU, voices, facts)
-        check(manifest, MANIFEST)
-        write_json(root / MANIFEST, manifest)
-        (root / DIGEST).write_bytes(digest_line(root / MANIFEST))
-    return manifest
-
-
-@contextmanager
-def _directory(out_dir: Path) -> Iterator[Path]:
-    """A directory beside ``out_dir`` that takes its place when the block ends without an error."""
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in out_dir.parent.glob(f".{out_dir.name}.*.part"):  # of a killed run
-        shutil.rmtree(leftover, ignore_errors=True)
-    tmp = out_dir.with_name(f".{out_dir.name}.{os.getpid()}.part")
-    tmp.mkdir()
-    try:
-        yield tmp
-        if out_dir.exists():
-            shutil.rmtree(out_dir)
-        tmp.rename(out_dir)
-    finally:
-        shutil.rmtree(tmp, ignore_errors=True)
-
-
-def _copy(source: Path, target: Path) -> None:
-    if not source.is_file():
-        raise KokoroNpuError(f"{source} is not there: build it first (make repro)")
-    if not target.exists():  # the buckets' shared binary is there after the first
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-
-
-def _copy_decoders(models: Models, root: Path, precision: str) -> Iterator[tuple[int, str]]:
-    """Frames of each decoder and its path in the bundle; the weights that they share go along."""
-    for frames, path in sorted(models.decoders.items()):
-        place = f"decoder/{precision}/{path.name}"
-        _copy(path, root / place)
-        for name in _external_files(path):
-            _copy(path.with_name(name), (root / place).with_name(name))
-        yield frames, place
-
-
-def _external_files(model: Path) -> list[str]:
-    graph = onnx.load(model, load_external_data=False).graph
-    entries = (entry for tensor in graph.initializer for entry in tensor.external_data)
-    return sorted({entry.value for entry in entries if entry.key == "location"})
-
-
-def _entry(build: Build, frames: int, decoders: dict[str, str], root: Path) -> Entry:
-    """One bucket of the manifest, its context binary copied where there is one: the shared one before its own."""
-    report = _report(build, "compile", frames)
-    shared = build.artifacts / "shared"
-    place = shared / str(frames) / "bucket.json"  # what the bucket is called in the binary
-    if place.is_file():
-        names = read_json(place)
-        directory, models, binaries, graph = shared, [names["context"]], [names["binary"]], names["graph"]
-    elif not report["compiled"]:
-        return Entry(frames, decoders, not_compiled=str(report["reason"]))
-    else:
-        directory = build.artifacts / "compiled" / str(frames)
-        models = [path.name for path in sorted(directory.glob("*_ctx.onnx"))]  # AI Hub gives a binary alone
-        found = directory.glob("*.bin")
-        binaries = _context_binaries(directory / models[0]) if models else [path.name for path in found]
-        graph = ""
-    if len(models) > 1 or len(binaries) != 1:
-        raise KokoroNpuError(
-            f"{directory} holds {len(models)} context models and {len(binaries)} binaries where its report says "
-            "compiled: run the stage qai-compile again"
-        )
-    for name in (*models, *binaries):
-        _copy(directory / name, root / "htp" / name)
-    return Entry(frames, decoders, f"htp/{models[0]}" if models else "", f"htp/{binaries[0]}", graph)
-
-
-def _context_binaries(model: Path) -> list[str]:
-    """Names of the binaries that the EPContext nodes of a model refer to."""
-    nodes = onnx.load(model, load_external_data=False).graph.node
-    named = (attribute for node in nodes for attribute in node.attribute if attribute.name == "ep_cache_context")
-    return sorted({attribute.s.decode() for attribute in named})
-
-
-def _write_voices(models: Models, root: Path) -> Iterator[tuple[str, str]]:
-    (root / "voices").mkdir()
-    for name, pack in sorted(models.voices.items()):
-        path = f"voices/{name}.bin"
-        (root / path).write_bytes(pack.astype("<f4").tobytes())
-        yield name, path
-
-
-def _report(build: Build, kind: str, frames: int) -> dict[str, Any]:
-    path = build.reports / kind / f"{frames}.json"
-    if not path.is_file():
-        raise KokoroNpuError(f"{path} is not there: build it first (make repro)")
-    report: dict[str, Any] = read_json(path)
-    if report.get("precision") != build.precision:
-        raise KokoroNpuError(f"{path} is of precision {report.get('precision')}, the build's is {build.precision}")
-    return report
-
-
-def _quality(build: Build, frames: int) -> dict[str, Any]:
-    report = _report(build, "parity", frames)
-    return {"frames": frames, **{key: report[key] for key in _QUALITY if key in report}}
-
-
-def _facts(build: Build, quality: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    target = build.target
-    compilers = {str(_report(build, "compile", frames)["qairt"]) for frames in build.buckets}
-    return {
+    compiled = build.read("compile")
+    facts = {
+        **CONSTANTS,
         "model": {
             "name": "Kokoro-82M",
             "version": "1.0",
             "licence": "Apache-2.0",
-            "weights": load_source(build.artifacts / "weights"),
+            "weights": load_source(build.artifacts / places.WEIGHTS.name),
         },
         "precision": build.precision,
         "target": {
-            "name": target.name,
-            "chip": target.chip,
-            "soc_model": target.soc_model,
-            "htp_arch": target.htp_arch,
-            "vtcm_mb": target.vtcm_mb,
-            "qairt": ", ".join(sorted(compilers - {""})),
+            **{key: getattr(build.target, key) for key in _TARGET},
+            "qairt": ", ".join(sorted({report["qairt"] for report in compiled} - {""})),
         },
         "tools": tool_versions(["kokoro-npu", *TOOLS]),
-        "quality": list(quality),
+        "quality": [{key: report[key] for key in _QUALITY} for report in build.read("parity")],
+    }
+    shutil.rmtree(out_dir, ignore_errors=True)
+    facts |= _copy_front(next(iter(held.values())), out_dir)
+    decoders = {name: _copy_decoders(models, f"decoder/{name}", out_dir) for name, models in held.items()}
+    facts["buckets"] = [
+        {
+            "decoders": {name: paths[report["frames"]] for name, paths in decoders.items()},
+            **_copy_binary(build, report, out_dir),
+            **bucket_facts(report["frames"], next(iter(held.values())).decoders[report["frames"]]),
+        }
+        for report in compiled
+    ]
+    if QUANTIZED in held:
+        source = build.artifacts / places.QUANTIZED.name / places.ENCODINGS
+        facts["encodings"] = _copy(source, f"decoder/{QUANTIZED}", out_dir)
+    for path in (*licences, DATA / SCHEMA):
+        _copy(path, "", out_dir)
+    for path in DATA.glob("*.kt"):
+        _copy(path, "reference", out_dir)
+    (out_dir / "reference/host_vectors.txt").write_text(vectors_text(), encoding="utf-8")
+    card = jinja2.Template((DATA / "README.md.j2").read_text(encoding="utf-8"), undefined=jinja2.StrictUndefined)
+    (out_dir / "README.md").write_text(card.render(facts) + "\n", encoding="utf-8")
+    files = [path for path in out_dir.rglob("*") if path.is_file()]
+    facts["files"] = {
+        path.relative_to(out_dir).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files
+    }
+    write_json(out_dir / MANIFEST, facts)
+    (out_dir / DIGEST).write_bytes(digest_line(out_dir / MANIFEST))
+
+
+def _copy(source: Path, directory: str, root: Path) -> str:
+    """Copy a file into a directory of the bundle, unless it is there already, and give its path in the bundle."""
+    target = root / directory / source.name
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    return target.relative_to(root).as_posix()
+
+
+def _copy_front(models: Models, root: Path) -> dict[str, Any]:
+    """Write what runs before the decoder, and give the manifest's keys of it."""
+    cpu = {"duration": models.duration, "prosody": models.prosody}
+    files = {name: f"voices/{name}.bin" for name in sorted(models.voices)}
+    (root / "voices").mkdir(parents=True)
+    for name, path in files.items():
+        (root / path).write_bytes(models.voices[name].astype("<f4").tobytes())
+    write_json(root / "phonemes.json", models.vocab)
+    form = {"rows": VOICE_ROWS, "columns": VOICE_DIM, "dtype": "float32", "byte_order": "little"}
+    return {
+        "models": {name: {"path": _copy(path, "cpu", root), **tensors(path)} for name, path in cpu.items()},
+        "voices": {**form, "files": files},
+        "phonemes": "phonemes.json",
+    }
+
+
+def _copy_decoders(models: Models, directory: str, root: Path) -> dict[int, str]:
+    """Copy decoders and the weights that they share, and give frames to path in the bundle."""
+    for weights in {path.with_name(places.SHARED_WEIGHTS) for path in models.decoders.values()}:
+        _copy(weights, directory, root)
+    return {frames: _copy(path, directory, root) for frames, path in models.decoders.items()}
+
+
+def _copy_binary(build: Build, report: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """Copy a bucket's context binary, if there is one, and give the manifest's keys of it.
+
+    The binary that the buckets share comes before the bucket's own.
+    """
+    frames = report["frames"]
+    shared, own = build.artifacts / places.SHARED.name, build.artifacts / places.COMPILED.name / str(frames)
+    if (names := shared / str(frames) / places.BUCKET_NAMES).is_file():
+        named = read_json(names)
+        binary, model, graph = shared / named["binary"], shared / named["context"], named["graph"]
+    elif report["compiled"]:
+        binary, graph = next(own.glob("*.bin"), own), None
+        model = places.context_model(own, places.decoder(own, frames))
+        if binary == own:
+            raise KokoroNpuError(f"{own} holds no binary, though its report says compiled: run the stage qai-compile")
+    else:
+        return {"context_binary": None, "not_compiled": report["reason"]}
+    context = _copy(model, "htp", root) if model.is_file() else None  # AI Hub gives a binary alone
+    return {
+        "context_binary": {"model": context, "binary": _copy(binary, "htp", root), "graph": graph},
+        "not_compiled": "",
     }

@@ -1,6 +1,6 @@
 // The host's steps between Kokoro's models, as a reference: repeat, choose, pad, mask, trim, and the source's draws.
 // Plain Kotlin without a library. reference/host_vectors.txt holds inputs and results of every step; HostCheck.kt compares
-// them to the bit. The same steps in Python: kokoro_npu/host (steps, frontend, source_noise).
+// them to the bit. The same steps in Python: kokoro_npu/host (tokens, steps, source_noise).
 //
 // Arrays are flat and row-major, the leading dimension of 1 left out: [1, C, L] is C rows of L values.
 // S: tokens, L: real frames (the sum of the durations), T: frames of the bucket, C: channels.
