@@ -24,19 +24,17 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from kokoro_npu.corpus.reference_set import ReferenceUtterance
+from kokoro_npu.build import places
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import Array, Bucket
+from kokoro_npu.evaluate.parity import evaluate
+from kokoro_npu.geometry import Array
 from kokoro_npu.model.torch_cpu import set_up_torch
-from kokoro_npu.runtimes.compare import ids, judge, prefixed, worst_figures
+from kokoro_npu.runtimes.compare import DecoderCase, Judged, Runtime, prefixed
 from kokoro_npu.runtimes.extras import require
 from kokoro_npu.runtimes.measure import kinds
-from kokoro_npu.runtimes.mil import FP16_MAX, Interpreter, variables
+from kokoro_npu.runtimes.mil import Interpreter, variables
 
 EXTRA = "coreml"
-TOOLS = ("coremltools",)
-
-PRECISIONS = ("fp32", "fp16")
 
 NEURAL_ENGINE_WIDTH = 16_384
 """The longest dimension that Apple's Neural Engine is reported to take (public reports; Apple documents none)."""
@@ -47,15 +45,12 @@ _COLUMNS_OF_ONE_MEAN = 256
 _DATE = "com.github.apple.coremltools.conversion_date"
 
 
-def convert(
-    module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str], path: Path, precision: str
-) -> None:
+def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, precision: str) -> None:
     """Convert a module to an ML program for iOS 17 or macOS 14, static in every dimension.
 
     Args:
         module: in eval mode.
-        inputs: example inputs by name, in the order of ``forward``.
-        outputs: names of what it returns.
+        inputs: example inputs by name, in the order of ``forward``; its one output is named ``audio``.
         path: the ``.mlpackage`` to write, a directory; one that is there is replaced.
         precision: ``fp32`` or ``fp16``, of the program's weights and arithmetic.
 
@@ -74,7 +69,7 @@ def convert(
                 traced,
                 convert_to="mlprogram",
                 inputs=[ct.TensorType(name=name, shape=tuple(value.shape)) for name, value in inputs.items()],
-                outputs=[ct.TensorType(name=name) for name in outputs],
+                outputs=[ct.TensorType(name="audio")],
                 minimum_deployment_target=ct.target.iOS17,
                 compute_precision=ct.precision.FLOAT16 if precision == "fp16" else ct.precision.FLOAT32,
                 skip_model_load=True,
@@ -161,7 +156,7 @@ def _constant_manifest(path: Path) -> None:
 class Program:
     """A saved package's program.
 
-    Calling it runs it op by op (see :class:`kokoro_npu.runtimes.mil.Interpreter`): audio [1, 600 T] of the decoder.
+    Calling it runs it op by op (:class:`kokoro_npu.runtimes.mil.Interpreter`).
 
     Args:
         path: the ``.mlpackage``.
@@ -176,12 +171,11 @@ class Program:
         weights = path / "Data" / "com.apple.CoreML" / "weights"
         program = load(spec, specification_version=spec.specificationVersion, file_weights_dir=str(weights))
         self.path = path
-        self.function: Any = program.functions["main"]
-        self.interpreter = Interpreter(self.function)
+        self._interpreter = Interpreter(program.functions["main"])
 
     def __call__(self, inputs: dict[str, Array]) -> Array:
-        """Inputs by name to the one output."""
-        (audio,) = self.interpreter(inputs).values()
+        """Inputs by name to the one output: of a decoder, audio [1, 600 T]."""
+        (audio,) = self._interpreter(inputs).values()
         return audio
 
     def inspect(self) -> dict[str, Any]:
@@ -192,7 +186,7 @@ class Program:
             of any tensor, and ``ops_within_ane_width``: ops all of whose tensors stay within the length that the
             Neural Engine is reported to take. Where an op really runs, only macOS can tell.
         """
-        ops = [op for op in self.function.operations if op.op_type != "const"]
+        ops = self._interpreter.ops
         shapes = {op: [var.shape for var in [*op.outputs, *variables(op)]] for op in ops}
         longest = {op: max((n for s in shapes[op] for n in s if isinstance(n, int)), default=1) for op in ops}
         return {
@@ -205,56 +199,26 @@ class Program:
         }
 
     def extremes(self) -> dict[str, Any]:
-        """The largest magnitudes of all runs so far, flat, beside what half precision holds."""
-        found = self.interpreter.extremes
+        """The largest magnitudes of all runs so far, and how often one became infinite, flat."""
         return {
-            "largest_output": round(found.output[0], 3),
-            "largest_output_op": found.output[1],
-            "largest_sum": round(found.total, 3),
-            "overflows": found.overflows,
-            "half_precision_max": FP16_MAX,
+            "output_max": round(self._interpreter.largest_output, 3),
+            "sum_max": round(self._interpreter.largest_sum, 3),
+            "overflows_max": self._interpreter.overflows,
         }
 
 
-def interpret(
-    paths: Mapping[str, Path], recorded: Sequence[ReferenceUtterance], bucket: Bucket
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Run utterances through the ops of each package, one package in memory at a time.
-
-    Args:
-        paths: precision to package.
-        recorded: utterances that fit the bucket.
-        bucket: of the packages.
-
-    Returns:
-        The rows of :func:`kokoro_npu.evaluate.parity.evaluate`, one variant a precision, and a flat report: the worst
-        figures, what each program is made of, and its extremes, each behind its precision.
-    """
+def _export(case: DecoderCase, directory: Path) -> Judged:
+    """Both precisions, each run op by op on every utterance."""
     set_up_torch()
     tables = []
-    report: dict[str, Any] = {"frames": bucket.frames, "utterances": ids(recorded)}
-    for precision, path in paths.items():
+    report: dict[str, Any] = {}
+    for precision in ("fp32", "fp16"):
+        path = places.decoder(directory, case.bucket.frames, f"_{precision}.mlpackage")
+        convert(case.module, case.example, path, precision)
         program = Program(path)
-        tables.append(judge({precision: program}, recorded, bucket))
+        tables.append(evaluate(case.utterances, case.bucket, iter([(precision, program)])))
         report |= prefixed(precision, program.inspect() | program.extremes())
-    table = pd.concat(tables, ignore_index=True)
-    return table, report | worst_figures(table)
+    return pd.concat(tables, ignore_index=True), report
 
 
-def check_range(report: Mapping[str, Any], where: str) -> None:
-    """Require that half precision holds every output of the fp16 program, and every sum behind a mean.
-
-    Args:
-        report: of :func:`interpret`.
-        where: names the bucket in the error.
-
-    Raises:
-        KokoroNpuError: an output overflowed, or a sum would on hardware that keeps it in half precision.
-    """
-    if report["fp16_overflows"]:
-        raise KokoroNpuError(f"{where}: {report['fp16_overflows']} outputs overflow half precision")
-    if not report["fp16_largest_sum"] <= FP16_MAX:
-        raise KokoroNpuError(
-            f"{where}: a sum behind a mean reaches {report['fp16_largest_sum']:g}, and half precision {FP16_MAX:g}: "
-            "take the mean in more pieces (runtimes/coreml.py)"
-        )
+RUNTIME = Runtime("coreml", ("coremltools",), _export)

@@ -1,8 +1,7 @@
 """ExecuTorch: torch modules to ``.pte`` programs that run on XNNPACK.
 
-Quirks, all kept here: without a partitioner a program runs on the portable kernels, about a hundred times slower, as a
-reference only; inputs go by position; the thread pool is the process's; the QNN backend needs an SDK that the package
-index does not carry.
+Quirks, all kept here: without XNNPACK's partitioner a program runs on the portable kernels, about a hundred times
+slower; inputs go by position; the thread pool is the process's; the QNN backend needs an SDK that no package index has.
 """
 
 import re
@@ -13,24 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kokoro_npu.build import places
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic
-from kokoro_npu.host.steps import Array
+from kokoro_npu.geometry import Array
+from kokoro_npu.runtimes.compare import Candidate, DecoderCase, Judged, Runtime, compare
 from kokoro_npu.runtimes.extras import require
-from kokoro_npu.runtimes.measure import Backend, Run, kinds
+from kokoro_npu.runtimes.measure import Loader, Run, kinds
 
 EXTRA = "executorch"
-TOOLS = ("executorch",)
 
 
-def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, *, delegate: bool = True) -> dict[str, Any]:
-    """Convert a module to a program.
+def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> dict[str, Any]:
+    """Convert a module to a program that hands to XNNPACK whatever XNNPACK takes.
 
     Args:
         module: in eval mode.
         inputs: example inputs by name, in the order of ``forward``.
         path: the ``.pte`` to write.
-        delegate: hand whatever XNNPACK takes to XNNPACK; without it the portable kernels run everything.
 
     Returns:
         Flat report: ``bytes``, ``ops``, ``ops_accelerated`` (inside XNNPACK's partitions), ``partitions``, and
@@ -49,7 +48,7 @@ def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, *, dele
     with torch.no_grad():
         exported = torch.export.export(module, tuple(inputs.values()))
         try:
-            edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()] if delegate else None)
+            edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
         except SpecViolationError as error:
             op = re.search(r"Operator torch\._ops\.(\S+)", str(error))
             name = op[1] if op else error
@@ -69,15 +68,14 @@ def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, *, dele
     }
 
 
-def _open(path: Path, threads: int) -> Run:
+def _load(path: Path, threads: int) -> Run:
     from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
-    from executorch.runtime import Runtime
+    from executorch.runtime import Runtime as ExecuTorch
 
     _unsafe_reset_threadpool(threads)
-    program = Runtime.get().load_program(path)
+    program = ExecuTorch.get().load_program(path)
     method = program.load_method("forward")
-    if method is None:
-        raise KokoroNpuError(f"{path} holds no method `forward`; convert it again")
+    assert method is not None
 
     def run(inputs: dict[str, Array]) -> Array:
         (audio,) = method.execute([torch.from_numpy(value) for value in inputs.values()])
@@ -86,5 +84,14 @@ def _open(path: Path, threads: int) -> Run:
     return run
 
 
-BACKEND = Backend(_open, ("torch", "executorch.runtime"))
+LOADER = Loader(_load, ("torch", "executorch.runtime"))
 """ExecuTorch's runtime."""
+
+
+def _export(case: DecoderCase, directory: Path) -> Judged:
+    path = places.decoder(directory, case.bucket.frames, ".pte")
+    facts = convert(case.module, case.example, path)
+    return compare({"fp32": Candidate(path, LOADER, facts)}, case)
+
+
+RUNTIME = Runtime("executorch", ("executorch",), _export)

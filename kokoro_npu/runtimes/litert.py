@@ -1,34 +1,38 @@
 """LiteRT: torch modules to ``.tflite`` files, their int8 forms, and how they run.
 
 Quirks, all kept here: the converter silently turns a transposed convolution with kernel 3, stride 2 and padding 1 into
-a bilinear resize without its weights (7 dB), so such a module is refused before it is converted; what the XNNPACK
-delegate took shows only after the interpreter has allocated its tensors.
+a bilinear resize without its weights (7 dB), so such a module is refused before it is converted; the quantizer knows a
+module only by how the converter names its ops, and passes over a name that no op has, so a name is made from the module
+itself and looked up in the file; what the XNNPACK delegate took shows only after the interpreter has allocated its
+tensors.
 """
 
+import mmap
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from kokoro_npu.build import places
+from kokoro_npu.corpus.reference_set import load_reference_set
+from kokoro_npu.corpus.utterances import CALIBRATION
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic
-from kokoro_npu.graphs.sessions import THREADS
-from kokoro_npu.host.steps import Array
+from kokoro_npu.geometry import Array
+from kokoro_npu.host.steps import pad_to_bucket
+from kokoro_npu.machine import THREADS
+from kokoro_npu.model.decoder import Head
+from kokoro_npu.runtimes.compare import Candidate, DecoderCase, Judged, Runtime, compare
 from kokoro_npu.runtimes.extras import require
-from kokoro_npu.runtimes.measure import Backend, Run, kinds
+from kokoro_npu.runtimes.measure import Loader, Run, kinds
 
 EXTRA = "litert"
 TOOLS = ("litert-torch", "ai-edge-litert", "ai-edge-quantizer")
-
-FLOAT_HEAD = ("kokoro_npu.model.decoder.Head_head",)
-"""The decoder's last part, as the converter names it: 8 bits there, in the basis of the inverse STFT above all, cost
-11 dB and save 55 kB."""
-
-_DELEGATE = "DELEGATE"
 
 
 def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> None:
@@ -71,20 +75,25 @@ def _refuse_resized_convolutions(module: nn.Module) -> None:
                 )
 
 
-def quantize_weights(
-    source: Path, path: Path, float_modules: Sequence[str] = (), half_modules: Sequence[str] = ()
-) -> None:
+def scope(module: nn.Module, kind: type[nn.Module]) -> str:
+    """How the converter names the ops of the one submodule of a class, such as ``package.Head_head``."""
+    (name,) = (name for name, layer in module.named_modules() if type(layer) is kind)
+    return f"{kind.__module__}.{kind.__qualname__}_{name.rpartition('.')[2]}"
+
+
+def quantize_weights(source: Path, path: Path, kept: Sequence[str] = (), half: Sequence[str] = ()) -> None:
     """Write ``source`` with its weights as 8-bit integers, one scale a channel; the arithmetic stays in float32.
 
     Args:
         source: a float32 ``.tflite``.
         path: the file to write.
-        float_modules: modules that keep their weights, such as :data:`FLOAT_HEAD`.
-        half_modules: modules whose weights become half precision instead.
+        kept: scopes whose weights stay float32.
+        half: scopes whose weights become half precision instead.
 
     Raises:
-        KokoroNpuError: the extra is missing.
+        KokoroNpuError: the extra is missing, or a scope holds no op.
     """
+    _require_scopes(source, [*kept, *half])
     require(EXTRA)
     from ai_edge_quantizer import qtyping
     from ai_edge_quantizer.algorithm_manager import AlgorithmName
@@ -93,17 +102,17 @@ def quantize_weights(
     every_op = qtyping.TFLOperationName.ALL_SUPPORTED
     recipe = RecipeManager()
     recipe.add_weight_only_config(regex=".*", operation_name=every_op, num_bits=8)
-    half = qtyping.OpQuantizationConfig(
+    to_half = qtyping.OpQuantizationConfig(
         weight_tensor_config=qtyping.TensorQuantizationConfig(num_bits=16, dtype=qtyping.TensorDataType.FLOAT),
         compute_precision=qtyping.ComputePrecision.FLOAT,
     )
-    for module in half_modules:
-        recipe.add_quantization_config(_within(module), every_op, half, AlgorithmName.FLOAT_CASTING)
-    _quantize(source, path, recipe, float_modules)
+    for module in half:
+        recipe.add_quantization_config(_within(module), every_op, to_half, AlgorithmName.FLOAT_CASTING)
+    _quantize(source, path, recipe, kept)
 
 
 def quantize_convolutions(
-    source: Path, path: Path, samples: Sequence[Mapping[str, Array]], float_modules: Sequence[str] = ()
+    source: Path, path: Path, samples: Sequence[Mapping[str, Array]], kept: Sequence[str] = ()
 ) -> None:
     """Write ``source`` with convolutions in integers: 8-bit weights, 16-bit activations; all other ops stay float.
 
@@ -113,11 +122,12 @@ def quantize_convolutions(
         source: a float32 ``.tflite``.
         path: the file to write.
         samples: inputs by name, on which the float file is run to calibrate.
-        float_modules: modules that stay float.
+        kept: scopes that stay float.
 
     Raises:
-        KokoroNpuError: the extra is missing.
+        KokoroNpuError: the extra is missing, or a scope holds no op.
     """
+    _require_scopes(source, kept)
     require(EXTRA)
     from ai_edge_quantizer.calibrator import CalibrationMode, Calibrator
     from ai_edge_quantizer.qtyping import TFLOperationName
@@ -135,15 +145,23 @@ def quantize_convolutions(
     )
     signature, *_ = calibrating.get_signature_list()
     calibrating.calibrate({signature: list(samples)}, recipe)
-    _quantize(source, path, recipe, float_modules, calibrating.get_model_qsvs())
+    _quantize(source, path, recipe, kept, calibrating.get_model_qsvs())
 
 
-def _quantize(source: Path, path: Path, recipe: Any, float_modules: Sequence[str], ranges: Any = None) -> None:
+def _require_scopes(source: Path, scopes: Iterable[str]) -> None:
+    """Require that a ``.tflite``, which stores its tensors' names as they are, has ops in each scope."""
+    with open(source, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as names:
+        for module in scopes:
+            if names.find(module.encode()) < 0:
+                raise KokoroNpuError(f"{source} has no op in {module}: LiteRT's converter names modules otherwise")
+
+
+def _quantize(source: Path, path: Path, recipe: Any, kept: Sequence[str], ranges: Any = None) -> None:
     from ai_edge_quantizer import quantizer
     from ai_edge_quantizer.algorithm_manager import AlgorithmName
     from ai_edge_quantizer.qtyping import TFLOperationName
 
-    for module in float_modules:
+    for module in kept:
         recipe.add_quantization_config(
             regex=_within(module),
             operation_name=TFLOperationName.ALL_SUPPORTED,
@@ -158,27 +176,13 @@ def _quantize(source: Path, path: Path, recipe: Any, float_modules: Sequence[str
 
 
 def _within(module: str) -> str:
-    """A pattern of the ops of a module, which are named after where they are."""
+    """A pattern of the ops of a scope."""
     return f".*{re.escape(module)}.*"
-
-
-def _open(path: Path, threads: int) -> Run:
-    run_module = run_all(path, threads)
-
-    def run(inputs: dict[str, Array]) -> Array:
-        (audio,) = run_module(inputs)
-        return audio
-
-    return run
 
 
 def run_all(path: Path, threads: int) -> Callable[[Mapping[str, Array]], list[Array]]:
     """A file of any module as a function of inputs by name; 64-bit integers go in as the 32-bit ones of the file."""
-    require(EXTRA)
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(str(path), num_threads=threads)
-    interpreter.allocate_tensors()
+    interpreter = _interpreter(path, threads)
     runner = interpreter.get_signature_runner()
     types = {name: details["dtype"] for name, details in runner.get_input_details().items()}
 
@@ -189,7 +193,21 @@ def run_all(path: Path, threads: int) -> Callable[[Mapping[str, Array]], list[Ar
     return run
 
 
-BACKEND = Backend(_open, ("ai_edge_litert.interpreter",))
+def _interpreter(path: Path, threads: int) -> Any:
+    require(EXTRA)
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(path), num_threads=threads)
+    interpreter.allocate_tensors()
+    return interpreter
+
+
+def _load(path: Path, threads: int) -> Run:
+    run = run_all(path, threads)
+    return lambda inputs: run(inputs)[0]
+
+
+LOADER = Loader(_load, ("ai_edge_litert.interpreter",))
 """LiteRT's interpreter with XNNPACK, its default on CPUs."""
 
 
@@ -199,15 +217,10 @@ def inspect(path: Path) -> dict[str, Any]:
     Returns:
         ``bytes``, ``ops``, ``op_kinds``, ``ops_accelerated`` and ``partitions`` (delegated pieces).
     """
-    require(EXTRA)
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(str(path), num_threads=1)
-    interpreter.allocate_tensors()
     # All of the file's ops, also those that a delegate replaces, and the delegates' own behind them.
-    nodes = interpreter._get_ops_details()
-    ops = [node for node in nodes if node["op_name"] != _DELEGATE]
-    delegates = [node for node in nodes if node["op_name"] == _DELEGATE]
+    nodes = _interpreter(path, 1)._get_ops_details()
+    ops = [node for node in nodes if node["op_name"] != "DELEGATE"]
+    delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
     return {
         "bytes": path.stat().st_size,
         "ops": len(ops),
@@ -230,3 +243,35 @@ def _behind(delegate: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> se
         found.add(producers[tensor]["index"])
         todo += [int(source) for source in producers[tensor]["inputs"]]
     return found
+
+
+def _candidate(path: Path) -> Candidate:
+    return Candidate(path, LOADER, inspect(path))
+
+
+def _file(case: DecoderCase, directory: Path, precision: str) -> Path:
+    return places.decoder(directory, case.bucket.frames, f"_{precision}.tflite")
+
+
+def _export(case: DecoderCase, directory: Path) -> Judged:
+    """Float32, and int8 weights but for the head: 8 bits there, in the inverse STFT above all, cost 11 dB."""
+    fp32, int8 = (_file(case, directory, precision) for precision in ("fp32", "int8"))
+    convert(case.module, case.example, fp32)
+    quantize_weights(fp32, int8, [scope(case.module, Head)])
+    return compare({"fp32": _candidate(fp32), "int8": _candidate(int8)}, case)
+
+
+def _export_w8a16(case: DecoderCase, directory: Path) -> Judged:
+    """Integer convolutions, made of the float32 file that is there; the head stays float."""
+    recorded = load_reference_set(places.REFERENCE_SET, CALIBRATION)
+    samples = [pad_to_bucket(item.features, case.bucket) for item in recorded if item.frames <= case.bucket.frames]
+    path = _file(case, directory, "w8a16")
+    quantize_convolutions(_file(case, directory, "fp32"), path, samples, [scope(case.module, Head)])
+    # One timed run: LiteRT has no fast kernels for these convolutions on a CPU.
+    table, report = compare({"w8a16": _candidate(path)}, replace(case, runs=1))
+    return table, report | {"calibration_utterances": len(samples)}
+
+
+RUNTIME = Runtime("litert", TOOLS, _export)
+W8A16 = Runtime("litert", TOOLS, _export_w8a16, "w8a16")
+"""The smallest bucket's decoder with integer convolutions, 8-bit weights and 16-bit activations."""

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 from tqdm import tqdm
 
-from kokoro_npu.host.steps import Array
+from kokoro_npu.geometry import Array
 
 # The processes import this module: nothing that takes memory may be imported here.
 
@@ -27,57 +27,56 @@ Run = Callable[[dict[str, Array]], Array]
 
 
 @dataclass(frozen=True)
-class Backend:
-    """A way to run a decoder's file.
+class Loader:
+    """How a runtime loads a decoder's file.
 
     Attributes:
-        opener: path and threads to a decoder; a function of a module, because another process calls it.
-        libraries: modules that ``opener`` uses, imported before memory is counted.
+        load: path and threads to a decoder; a function of a module, because another process calls it.
+        libraries: modules that ``load`` uses, imported before memory is counted.
     """
 
-    opener: Callable[[Path, int], Run]
+    load: Callable[[Path, int], Run]
     libraries: tuple[str, ...]
 
 
-def _open_onnxruntime(path: Path, threads: int) -> Run:
+def _load_onnx(path: Path, threads: int) -> Run:
     from kokoro_npu.graphs.sessions import cpu_session
 
     session = cpu_session(path, threads)
-
-    def run(inputs: dict[str, Array]) -> Array:
-        return session.run(None, inputs)[0]
-
-    return run
+    return lambda inputs: session.run(None, inputs)[0]
 
 
-ONNXRUNTIME = Backend(_open_onnxruntime, ("kokoro_npu.graphs.sessions",))
+ONNXRUNTIME = Loader(_load_onnx, ("kokoro_npu.graphs.sessions",))
 """ONNX Runtime CPU, by whose times the others' are divided."""
+
+REFERENCE = "onnx"
+"""Prefix of ONNX Runtime's own figures."""
 
 
 class Engine:
     """A decoder in its own process, so that its peak memory is its own and its threads die with it.
 
-    Use as a context manager. Calling it runs the decoder; samples that are no numbers are counted in ``nan_samples``.
+    Use as a context manager. Calling it runs the decoder, sets ``seconds`` to the time of that run, and counts samples
+    that are no numbers in ``nan_samples``.
 
     Args:
-        backend: what runs the decoder.
+        loader: what loads the decoder.
         path: of the decoder.
         threads: of the runtime.
 
     Raises:
-        KokoroNpuError: whatever the backend's opener raises.
+        KokoroNpuError: whatever the loader raises.
     """
 
-    def __init__(self, backend: Backend, path: Path, threads: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context)
-        self._arguments = (backend, path, threads)
-        self.seconds: list[float] = []
+    def __init__(self, loader: Loader, path: Path, threads: int) -> None:
+        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+        self._arguments = (loader, path, threads)
+        self.seconds = 0.0
         self.nan_samples = 0
 
     def __enter__(self) -> "Engine":
         try:
-            self._pool.submit(_open, *self._arguments).result()
+            self._pool.submit(_load, *self._arguments).result()
         except BaseException:
             self._pool.shutdown()
             raise
@@ -89,9 +88,8 @@ class Engine:
         self._pool.shutdown()
 
     def __call__(self, inputs: dict[str, Array]) -> Array:
-        """Run once; the seconds of the run go to ``seconds``."""
-        audio, seconds = self._pool.submit(_run, inputs).result()
-        self.seconds.append(seconds)
+        """Run once: inputs by name to audio [1, 600 T]."""
+        audio, self.seconds = self._pool.submit(_run, inputs).result()
         self.nan_samples += int(np.isnan(audio).sum())
         return audio
 
@@ -105,11 +103,12 @@ def take_turns(engines: Mapping[str, Engine], inputs: Sequence[dict[str, Array]]
 
     The engines take turns, so that whatever else the machine does slows all of them alike.
     """
-    before = {name: len(engine.seconds) for name, engine in engines.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
     for run in tqdm(range(runs), desc="take turns", unit="run"):
-        for engine in engines.values():
+        for name, engine in engines.items():
             engine(inputs[run % len(inputs)])
-    return {name: median(engine.seconds[before[name] :]) for name, engine in engines.items()}
+            seconds[name].append(engine.seconds)
+    return {name: median(times) for name, times in seconds.items()}
 
 
 def kinds(names: Iterable[str]) -> str:
@@ -121,12 +120,12 @@ _decoder: Run | None = None
 _rss_before = 0
 
 
-def _open(backend: Backend, path: Path, threads: int) -> None:
+def _load(loader: Loader, path: Path, threads: int) -> None:
     global _decoder, _rss_before
-    for library in backend.libraries:
+    for library in loader.libraries:
         import_module(library)
     _rss_before = psutil.Process().memory_info().rss
-    _decoder = backend.opener(path, threads)
+    _decoder = loader.load(path, threads)
 
 
 def _run(inputs: dict[str, Array]) -> tuple[Array, float]:

@@ -8,7 +8,6 @@ error that names it.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,25 +21,12 @@ from kokoro_npu.geometry import Array
 FP16_MAX = float(torch.finfo(torch.float16).max)
 
 
-@dataclass
-class Extremes:
-    """The largest magnitudes that a program came to, over all runs: what half precision has to hold.
-
-    Attributes:
-        output: of any op's output, before rounding, and the op's type.
-        total: of any sum behind a mean, which hardware may keep in half precision while it adds; of the magnitudes,
-            so that no order of adding goes beyond it.
-        overflows: outputs that half precision made infinite.
-    """
-
-    output: tuple[float, str] = (0.0, "")
-    total: float = 0.0
-    overflows: int = 0
-
-
-@dataclass
 class Interpreter:
     """One function of a MIL program, ready to run.
+
+    Over all runs it keeps what half precision has to hold: ``largest_output`` of any op, before rounding;
+    ``largest_sum`` behind a mean, which hardware may keep in half precision while it adds, of magnitudes, so that no
+    order of adding goes beyond it; and ``overflows``, outputs that half precision made infinite.
 
     Args:
         function: a ``coremltools`` MIL function whose shapes are all static.
@@ -49,43 +35,41 @@ class Interpreter:
         KokoroNpuError: an op that the interpreter does not know.
     """
 
-    function: Any
-    extremes: Extremes = field(default_factory=Extremes)
-
-    def __post_init__(self) -> None:
-        unknown = sorted({op.op_type for op in self.function.operations} - set(_OPS) - {"const"})
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.ops = [op for op in function.operations if op.op_type != "const"]
+        self.largest_output = self.largest_sum = 0.0
+        self.overflows = 0
+        unknown = sorted({op.op_type for op in self.ops} - set(_OPS))
         if unknown:
-            raise KokoroNpuError(f"the MIL op {unknown[0]} has no meaning in runtimes/mil.py yet")
-        self._uses = Counter(
-            var.name for op in self.function.operations if op.op_type != "const" for var in variables(op)
-        )
-        self._uses.update(var.name for var in self.function.outputs)
+            raise _unknown(f"op {unknown[0]}")
+        self._uses = Counter(var.name for op in self.ops for var in variables(op))
+        self._uses.update(var.name for var in function.outputs)
 
     @torch.inference_mode()
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Arrays by input name to arrays by output name, as float32."""
         values = {
-            name: self._stored(torch.from_numpy(np.ascontiguousarray(inputs[name])), var, "input")
+            name: self._stored(torch.from_numpy(np.ascontiguousarray(inputs[name])), var)
             for name, var in self.function.inputs.items()
         }
         uses = Counter(self._uses)
-        for op in self.function.operations:
-            if op.op_type == "const":
-                continue
+        for op in self.ops:
             arguments = {name: _value(given, values) for name, given in op.inputs.items() if given is not None}
             if op.op_type == "reduce_mean":
-                self._watch_sum(arguments)
+                total = arguments["x"].abs().sum(dim=_axes(arguments.get("axes")))
+                self.largest_sum = max(self.largest_sum, float(total.max()))
             results = _OPS[op.op_type](**arguments)
             for var, result in zip(op.outputs, results if isinstance(results, list) else [results], strict=True):
                 assert tuple(result.shape) == tuple(var.shape), (op.op_type, var.name, result.shape, var.shape)
-                values[var.name] = self._stored(result, var, op.op_type)
+                values[var.name] = self._stored(result, var)
             for var in variables(op):
                 uses[var.name] -= 1
                 if not uses[var.name]:
                     values.pop(var.name, None)  # a long bucket's activations take gigabytes
         return {var.name: values[var.name].float().numpy() for var in self.function.outputs}
 
-    def _stored(self, value: Tensor, var: Any, op_type: str) -> Tensor:
+    def _stored(self, value: Tensor, var: Any) -> Tensor:
         """``value`` as a variable of its declared type holds it, in float32 if it is a float."""
         kind = var.dtype.__name__
         if kind not in ("fp16", "fp32"):
@@ -93,17 +77,17 @@ class Interpreter:
         value = value.float()
         low, high = torch.aminmax(value)
         largest = max(-float(low), float(high))
-        self.extremes.output = max(self.extremes.output, (largest, op_type))
+        self.largest_output = max(self.largest_output, largest)
         if kind == "fp32":
             return value
         rounded = value.half().float()
         if largest > FP16_MAX:
-            self.extremes.overflows += int(torch.isinf(rounded).sum())
+            self.overflows += int(torch.isinf(rounded).sum())
         return rounded
 
-    def _watch_sum(self, arguments: Mapping[str, Any]) -> None:
-        total = arguments["x"].abs().sum(dim=_axes(arguments.get("axes")))
-        self.extremes.total = max(self.extremes.total, float(total.max()))
+
+def _unknown(what: str) -> KokoroNpuError:
+    return KokoroNpuError(f"the MIL {what} has no meaning in runtimes/mil.py")
 
 
 def variables(op: Any) -> list[Any]:
@@ -134,64 +118,51 @@ def _axes(axes: Any) -> list[int] | None:
     return None if axes is None else _ints(axes)
 
 
-def _custom_padding(x: Tensor, pad_type: str, pad: Any, value: float = 0.0) -> Tensor:
-    """``x`` padded as a convolution's ``custom`` padding says: before and after each spatial axis, in order."""
-    if pad_type == "valid":
-        return x
-    if pad_type != "custom":
-        raise KokoroNpuError(f"MIL's conv or pool with pad_type {pad_type} has no meaning in runtimes/mil.py yet")
-    pairs = np.asarray(pad).reshape(-1, 2)
-    return F.pad(x, [int(n) for pair in pairs[::-1] for n in pair], value=value)
+def _margins(pad_type: str, pad: Any) -> list[tuple[int, int]]:
+    """What the padding of a convolution or a pool adds before and after each spatial axis, in their order."""
+    if pad_type not in ("valid", "custom"):
+        raise _unknown(f"pad_type {pad_type}")
+    return [] if pad_type == "valid" else _pairs(pad)
 
 
-def _max_pool(
-    x: Tensor, kernel_sizes: Any, strides: Any, pad_type: str, pad: Any = (0, 0, 0, 0), ceil_mode: Any = False
-) -> Tensor:
-    padded = _custom_padding(x, pad_type, pad, float("-inf"))
+def _pairs(pad: Any) -> list[tuple[int, int]]:
+    flat = _ints(pad)
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _padded(x: Tensor, margins: list[tuple[int, int]], value: float = 0.0) -> Tensor:
+    return F.pad(x, [n for pair in reversed(margins) for n in pair], value=value)
+
+
+def _max_pool(x: Tensor, kernel_sizes: Any, strides: Any, pad_type: str, pad: Any = (), ceil_mode: Any = False) -> Any:
     pool = F.max_pool2d if x.ndim == 4 else F.max_pool1d
-    pooled: Tensor = pool(padded, _ints(kernel_sizes), _ints(strides), ceil_mode=bool(ceil_mode))
-    return pooled
+    padded = _padded(x, _margins(pad_type, pad), float("-inf"))
+    return pool(padded, _ints(kernel_sizes), _ints(strides), ceil_mode=bool(ceil_mode))
 
 
-def _conv(
-    x: Tensor,
-    weight: Tensor,
-    strides: Any,
-    pad_type: str,
-    dilations: Any,
-    groups: Any,
-    pad: Any = (0, 0, 0, 0),
-    bias: Tensor | None = None,
-) -> Tensor:
-    padded = _custom_padding(x, pad_type, pad)
+def _steps(strides: Any, dilations: Any, groups: Any) -> dict[str, Any]:
+    return {"stride": _ints(strides), "dilation": _ints(dilations), "groups": int(groups)}
+
+
+def _conv(x: Tensor, weight: Tensor, pad_type: str, pad: Any = (), bias: Tensor | None = None, **steps: Any) -> Tensor:
     convolve = F.conv2d if x.ndim == 4 else F.conv1d
-    return convolve(padded, weight, bias, _ints(strides), 0, _ints(dilations), int(groups))
+    return convolve(_padded(x, _margins(pad_type, pad)), weight, bias, **_steps(**steps))
 
 
 def _conv_transpose(
     x: Tensor,
     weight: Tensor,
-    strides: Any,
     pad_type: str,
-    dilations: Any,
-    groups: Any,
-    pad: Any = (0, 0, 0, 0),
+    pad: Any = (),
     bias: Tensor | None = None,
     output_shape: Any = None,
+    **steps: Any,
 ) -> Tensor:
     transpose = F.conv_transpose2d if x.ndim == 4 else F.conv_transpose1d
-    full = transpose(x, weight, bias, _ints(strides), 0, 0, int(groups), _ints(dilations))
-    if pad_type == "valid":
-        return full
-    if pad_type != "custom":
-        raise KokoroNpuError(
-            f"the MIL op conv_transpose with pad_type {pad_type} has no meaning in runtimes/mil.py yet"
-        )
-    for axis, (before, after) in enumerate(np.asarray(pad).reshape(-1, 2), start=2):
-        length = full.shape[axis] - int(before) - int(after)
-        if output_shape is not None:
-            length = int(output_shape[axis])
-        full = full.narrow(axis, int(before), length)
+    full = transpose(x, weight, bias, **_steps(**steps))
+    for axis, (before, after) in enumerate(_margins(pad_type, pad), start=2):
+        length = full.shape[axis] - before - after if output_shape is None else int(output_shape[axis])
+        full = full.narrow(axis, before, length)
     return full
 
 
@@ -218,9 +189,8 @@ def _slice_by_index(
 
 def _pad(x: Tensor, pad: Any, mode: str = "constant", constant_val: Any = 0.0) -> Tensor:
     if mode != "constant":
-        raise KokoroNpuError(f"MIL's pad with mode {mode} has no meaning in runtimes/mil.py yet")
-    pairs = np.asarray(pad).reshape(-1, 2)
-    return F.pad(x, [int(n) for pair in pairs[::-1] for n in pair], value=float(constant_val))
+        raise _unknown(f"pad with mode {mode}")
+    return _padded(x, _pairs(pad), float(constant_val))
 
 
 def _split(x: Tensor, axis: Any, split_sizes: Any = None, num_splits: Any = None) -> list[Tensor]:

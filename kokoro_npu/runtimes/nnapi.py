@@ -12,26 +12,27 @@ from typing import Any
 
 import onnx
 from kokoro import KModel
-from onnx import ModelProto, TensorProto
-from tqdm import tqdm
+from onnx import TensorProto
 
-from kokoro_npu.audio import metrics
+from kokoro_npu.build import places
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.evaluate.parity import onnx_variant
+from kokoro_npu.evaluate.parity import evaluate, onnx_variant
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.graphs.reading import all_nodes, constants, read_graph, read_model
 from kokoro_npu.graphs.shared_weights import Pack
-from kokoro_npu.host.steps import pad_to_bucket, trim
 from kokoro_npu.model.export import export_decoder
-from kokoro_npu.quantize.static8 import HEAD, quantize_static8, static_encodings, static_recipe
+from kokoro_npu.quantize.apply import quantize_decoder
+from kokoro_npu.quantize.calibrate import calibrate_decoder
+from kokoro_npu.quantize.overrides import Override
+from kokoro_npu.quantize.recipe import HEAD, Calibration, Recipe
+
+PRECISION = "w8a8"
 
 _IMAGE_RANK = 4
 """Rank of a two-dimensional convolution's tensors, and the highest that NNAPI has."""
 
 _SHORT_WINDOWS = (5, 12, 25)
-_CALIBRATION_BUCKETS = 1
-"""Of the buckets, so many of the smallest are calibrated on: time and memory grow with them."""
 
 _WIDE_INTEGERS = (TensorProto.INT16, TensorProto.UINT16)
 
@@ -39,47 +40,43 @@ _WIDE_INTEGERS = (TensorProto.INT16, TensorProto.UINT16)
 def write_decoders(
     kmodel: KModel, frames: Sequence[int], calibration: Sequence[ReferenceUtterance], opset: int, out_dir: Path
 ) -> dict[int, Path]:
-    """Write an INT8 QDQ decoder for each bucket, with one weight file for all; the head stays float, as seed 1 advises.
+    """Write an INT8 QDQ decoder for each bucket, with one weight file for all; the head stays float.
 
     Args:
         kmodel: upstream's model, weight norm removed.
-        frames: buckets.
+        frames: buckets; the smallest is calibrated on, because time and memory grow with them.
         calibration: utterances that set the ranges.
         opset: of the float export.
-        out_dir: gets ``kokoro_decoder_<frames>.onnx``, ``kokoro_decoder.weights`` and ``encodings.json``.
+        out_dir: gets the decoders, their weights and their encodings.
 
     Returns:
         Frames to file.
     """
-    buckets = [Bucket(size) for size in sorted(frames)]
+    buckets = map(Bucket, sorted(frames))
     models = {bucket.frames: export_decoder(kmodel, bucket, opset, bucket.fewest_rows) for bucket in buckets}
-    recipe = static_recipe(list(models)[:_CALIBRATION_BUCKETS], (HEAD,), _SHORT_WINDOWS)
-    static_encodings(models, calibration, recipe, out_dir / "encodings.json")
+    # Ranges of its own: the build's are widened for 16-bit activations, where a bit of headroom costs nothing.
+    ranges = Calibration((min(models),), _SHORT_WINDOWS)
+    head = Override(f"{HEAD}*", "an 8-bit head costs 6 dB and holds next to no weights", float=True)
+    recipe = Recipe(PRECISION, 8, 8, per_channel=True, calibration=ranges, overrides=(head,))
+    encodings = out_dir / places.ENCODINGS
+    calibrate_decoder(lambda bucket: models[bucket.frames], calibration, recipe, encodings)
     pack: Pack | None = None
-    paths = {size: out_dir / f"kokoro_decoder_{size}.onnx" for size in models}
+    paths = {size: places.decoder(out_dir, size) for size in models}
     for size, path in paths.items():
-        quantized = quantize_static8(models[size], recipe, out_dir / "encodings.json")
-        pack = pack or Pack.write(quantized, out_dir / "kokoro_decoder.weights")
+        quantized = quantize_decoder(models[size], recipe, encodings)
+        pack = pack or Pack.write(quantized, out_dir / places.SHARED_WEIGHTS)
         pack.save(quantized, path)
     return paths
 
 
-def report(path: Path, bucket: Bucket, evaluation: Sequence[ReferenceUtterance]) -> dict[str, Any]:
-    """`usability`, `unseen`, and how a decoder sounds on ONNX Runtime CPU, flat.
-
-    The figures of sound are None where no utterance fits the bucket.
-    """
-    run = onnx_variant(path)
-    fitting = [item for item in evaluation if item.frames <= bucket.frames]
-    heard = [
-        (item.reference, trim(run(pad_to_bucket(item.features, bucket)), item.frames))
-        for item in tqdm(fitting, desc=f"nnapi {bucket.frames}", unit="utterance")
-    ]
+def report(path: Path, bucket: Bucket, utterances: Sequence[ReferenceUtterance]) -> dict[str, Any]:
+    """`usability`, `unseen`, and how a decoder sounds on ONNX Runtime CPU on utterances that fit, flat."""
+    heard = evaluate(utterances, bucket, iter([(PRECISION, onnx_variant(path))]))
     return {
         "frames": bucket.frames,
         "utterances": len(heard),
-        "snr_db_min": round(min(metrics.snr_db(*pair) for pair in heard), 3) if heard else None,
-        "logmel_mae_max": round(max(metrics.logmel_mae(*pair) for pair in heard), 4) if heard else None,
+        "snr_db_min": round(float(heard["snr_db"].min()), 3),
+        "logmel_mae_max": round(float(heard["logmel_mae"].max()), 4),
         **usability(path),
         **unseen(path),
     }
@@ -132,7 +129,7 @@ def unseen(path: Path | str) -> dict[str, int]:
         none), ``tensors_of_16_bit_integers`` (its quantized types have 8) and ``convolutions_float`` (that no
         quantized input reaches: on an NPU of 8 bits they fall back).
     """
-    model: ModelProto = onnx.shape_inference.infer_shapes(read_graph(path))
+    model = onnx.shape_inference.infer_shapes(read_graph(path))
     graph = model.graph
     values = [*graph.input, *graph.value_info, *graph.output]
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in values}

@@ -1,6 +1,5 @@
 """The table of runtimes for a reader: as text cells, for the reviewer's page and as Markdown."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -16,13 +15,8 @@ def cells(table: pd.DataFrame) -> dict[str, list[str]]:
     def column(name: str, unit: float, digits: int) -> list[str]:
         return [_number(value, unit, digits) for value in table[name]]
 
-    def text(name: str, form: Callable[[Any], str] = str) -> list[str]:
-        return [form(value) for value in table[name]]
-
     return {
-        "runtime": text("runtime"),
-        "frames": text("frames"),
-        "precision": text("precision"),
+        **{name: list(map(str, table[name])) for name in ("runtime", "frames", "precision")},
         "MB": column("bytes", 1e6, 1),
         "SNR dB": column("snr_db_min", 1, 1),
         "waveform corr.": column("waveform_corr_min", 1, 5),

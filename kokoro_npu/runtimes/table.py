@@ -1,4 +1,9 @@
-"""One table of what each runtime makes of the decoder: bucket by bucket and precision by precision."""
+"""One table of what each runtime makes of the decoder: bucket by bucket and precision by precision.
+
+The runtimes are those that have reports (:func:`kokoro_npu.runtimes.compare.export_decoder` writes them):
+``<runtime>/<frames>.json`` of each bucket. There may be others, such as ``<runtime>/w8a16.json``, which stand beside
+the smallest bucket, and ``<runtime>/parts.json`` of the models before the decoder.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,12 +11,9 @@ from typing import Any
 
 import pandas as pd
 
+from kokoro_npu.build.reports import read_report
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.files import read_json
-from kokoro_npu.runtimes.compare import REFERENCE
-
-MEASURED = ("litert", "executorch", "coreml")
-"""Runtimes in the order of the table; each has reports ``<reports>/<runtime>/<frames>.json``."""
+from kokoro_npu.runtimes.measure import REFERENCE
 
 COLUMNS = (
     "bytes",
@@ -28,10 +30,12 @@ COLUMNS = (
 )
 """Figures of a row, behind ``<precision>_`` in the runtimes' reports."""
 
-# Seed 2's model card: three float32 files for 512 frames; nothing else is published.
-_SEED_2: list[dict[str, Any]] = [
+_ALL_PARTS = ", all three parts"
+"""The duration and prosody models and the decoder: their size, and the worst of their outputs."""
+
+_PUBLISHED = [
     {
-        "runtime": "litert (seed 2, published)",
+        "runtime": "litert (published)",
         "frames": 512,
         "precision": "fp32",
         "bytes": 236_000_000,
@@ -39,105 +43,102 @@ _SEED_2: list[dict[str, Any]] = [
         "magspec_corr_min": 0.9994,
     },
     {
-        "runtime": "litert, all three parts (seed 2)",
+        "runtime": f"litert{_ALL_PARTS} (published)",
         "frames": 512,
         "precision": "fp32",
         "bytes": 91_000_000 + 37_000_000 + 236_000_000,
     },
 ]
-
-_THREE_PARTS = "litert, all three parts"
-"""The duration and prosody models and the decoder, as seed 2 has them: their size, and the worst of their outputs."""
+"""What the model card of mlboydaisuke/Kokoro-82M-LiteRT says."""
 
 
-def collect(reports: Path, frames: Sequence[int]) -> pd.DataFrame:
+def collect(reports: Path, parity: Path, frames: Sequence[int]) -> pd.DataFrame:
     """The table over the runtimes' reports.
 
-    ONNX Runtime stands beside them with its SNR from the stage parity-eval and its memory from LiteRT's run; its time
-    is 1 by definition.
+    ONNX Runtime stands beside them with its SNR from the stage parity-eval, and the memory that it took beside one of
+    them; its time is 1 by definition.
 
     Args:
-        reports: directory of the reports.
+        reports: directory of the runtimes' reports.
+        parity: directory of the reports of the stage parity-eval.
         frames: the build's buckets.
 
     Returns:
         One row a runtime, bucket and precision; what a runtime cannot tell is empty.
 
     Raises:
-        KokoroNpuError: a report is missing (the line names its stage), or lacks a precision that others have.
+        KokoroNpuError: there is no report, or a runtime lacks that of a bucket; the line names the pipeline.
     """
+    runtimes = sorted(path.name for path in reports.glob("*/"))
+    if not runtimes:
+        raise KokoroNpuError(f"{reports} holds no runtime's reports: run dvc repro pipelines/<runtime>/dvc.yaml")
     rows: list[dict[str, Any]] = []
-    for size in frames:
-        for runtime in MEASURED:
-            report = _read(reports / runtime / f"{size}.json", runtime, size)
-            precisions = report["precision"].split("+")
-            if runtime == MEASURED[0]:
-                parity = _read(reports / "parity" / f"{size}.json", "parity-eval", size)
-                rows.append(
-                    {
-                        "runtime": "onnxruntime",
-                        "frames": size,
-                        "precision": "fp32",
-                        "snr_db_min": parity["fp32_snr_db_min"],
-                        "time_ratio": 1.0,
-                        "memory_bytes": report[f"{REFERENCE}_memory_bytes"],
-                    }
-                )
-            rows += [_row(runtime, size, precision, report, precision) for precision in precisions]
-            if runtime == MEASURED[0] and size == min(frames):
-                integer = _read(reports / runtime / "w8a16.json", runtime, size)
-                rows.append(_row(runtime, size, "w8a16", integer, "w8a16"))
-                parts = _read(reports / runtime / "parts.json", runtime, size)
-                rows += [_three_parts(size, precision, report, parts) for precision in precisions]
-    return pd.DataFrame([*rows, *_SEED_2], columns=["runtime", "frames", "precision", *COLUMNS])
+    for size in sorted(frames):
+        found = {runtime: _read(reports, runtime, size) for runtime in runtimes}
+        memory = (report.get(f"{REFERENCE}_memory_bytes") for report in found.values())
+        onnxruntime = {
+            "snr_db_min": read_report(parity / f"{size}.json")["fp32_snr_db_min"],
+            "time_ratio": 1.0,
+            "memory_bytes": next(filter(None, memory), None),
+        }
+        rows.append({"runtime": "onnxruntime", "frames": size, "precision": "fp32", **onnxruntime})
+        for runtime, report in found.items():
+            rows += _rows(runtime, report)
+            if size == min(frames):
+                others = [path for path in sorted((reports / runtime).glob("*.json")) if not path.stem.isdecimal()]
+                for path in others:
+                    other = read_report(path)
+                    rows += _all_parts(runtime, report, other) if path.stem == "parts" else _rows(runtime, other)
+    return pd.DataFrame([*rows, *_PUBLISHED], columns=["runtime", "frames", "precision", *COLUMNS])
 
 
-def _read(path: Path, runtime: str, frames: int) -> dict[str, Any]:
+def _read(reports: Path, runtime: str, frames: int) -> dict[str, Any]:
+    path = reports / runtime / f"{frames}.json"
     if not path.is_file():
-        command = f"pipelines/{runtime}/dvc.yaml" if runtime in MEASURED else runtime
-        raise KokoroNpuError(f"{path} does not exist: run dvc repro {command} (bucket {frames})")
-    report: dict[str, Any] = read_json(path)
-    return report
+        raise KokoroNpuError(f"{path} does not exist: run dvc repro pipelines/{runtime}/dvc.yaml")
+    return read_report(path)
 
 
-def _row(runtime: str, frames: int, precision: str, report: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    values = {column: report.get(f"{prefix}_{column}") for column in COLUMNS}
-    # Only macOS can tell what an accelerator takes; here, what is narrow enough for it.
-    values["ops_accelerated"] = report.get(f"{prefix}_ops_within_ane_width", values["ops_accelerated"])
-    if values["snr_db_min"] is None:
-        raise KokoroNpuError(
-            f"the report of {runtime} at {frames} frames holds no {prefix}_snr_db_min: rerun its stage"
-        )
-    return {"runtime": runtime, "frames": frames, "precision": precision, **values}
+def _rows(runtime: str, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for precision in report["precision"].split("+"):
+        values = {column: report.get(f"{precision}_{column}") for column in COLUMNS}
+        # Only macOS can tell what an accelerator takes; elsewhere, what is narrow enough for it.
+        values["ops_accelerated"] = report.get(f"{precision}_ops_within_ane_width", values["ops_accelerated"])
+        rows.append({"runtime": runtime, "frames": report["frames"], "precision": precision, **values})
+    return rows
 
 
-def _three_parts(frames: int, precision: str, decoder: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
-    reports = [
-        {name: value for name, value in of.items() if name.startswith(f"{precision}_")} for of in (decoder, parts)
-    ]
-    floors = [value for of in reports for name, value in of.items() if name.endswith("_snr_db_min")]
-    size = sum(
-        value for of in reports for name, value in of.items() if name.endswith("_bytes") and "memory" not in name
-    )
-    return {"runtime": _THREE_PARTS, "frames": frames, "precision": precision, "bytes": size, "snr_db_min": min(floors)}
+def _all_parts(runtime: str, decoder: Mapping[str, Any], parts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for precision in parts["precision"].split("+"):
+        floors = [v for of in (decoder, parts) for k, v in of.items() if _is(k, precision, "_snr_db_min")]
+        sizes = [v for k, v in parts.items() if _is(k, precision, "_bytes")]
+        figures = {"bytes": decoder[f"{precision}_bytes"] + sum(sizes), "snr_db_min": min(floors)}
+        row = {"runtime": runtime + _ALL_PARTS, "frames": decoder["frames"], "precision": precision}
+        rows.append(row | figures)
+    return rows
+
+
+def _is(key: str, precision: str, figure: str) -> bool:
+    return key.startswith(f"{precision}_") and key.endswith(figure)
 
 
 def summarize(table: pd.DataFrame) -> dict[str, Any]:
-    """Flat: each runtime's and precision's worst SNR, LiteRT's sizes, the fastest runtime on this CPU over all buckets.
+    """Flat: each runtime's and precision's worst SNR and time ratio, the sizes of all parts, the fastest on this CPU.
 
-    ``fastest`` is the runtime and precision with the least median of time ratios over the buckets, which forgives a
-    bucket that was timed on a busy machine; ONNX Runtime itself counts with 1.
+    A time ratio is the median over the buckets, which forgives a bucket that was timed on a busy machine, and
+    ``fastest`` the runtime and precision of the least; ONNX Runtime itself counts with 1.
     """
-    whole = table["runtime"] == _THREE_PARTS
+    whole = table["runtime"].str.endswith(_ALL_PARTS)
     report: dict[str, Any] = {
-        f"litert_three_parts_{row['precision']}_bytes": int(row["bytes"]) for _, row in table[whole].iterrows()
+        f"{row['runtime'].removesuffix(_ALL_PARTS)}_three_parts_{row['precision']}_bytes": int(row["bytes"])
+        for _, row in table[whole].iterrows()
     }
     measured = table[~whole].dropna(subset=["snr_db_min"])
-    for (runtime, precision), rows in measured.groupby(["runtime", "precision"]):
-        report[f"{runtime}_{precision}_snr_db_min"] = round(float(rows["snr_db_min"].min()), 3)
-    timed = measured.dropna(subset=["time_ratio"]).copy()
-    for (runtime, precision), rows in timed.groupby(["runtime", "precision"]):
-        report[f"{runtime}_{precision}_time_ratio"] = round(float(rows["time_ratio"].median()), 3)
-    ratios = {name: value for name, value in report.items() if name.endswith("_time_ratio")}
-    report["fastest"] = min(ratios, key=ratios.__getitem__).removesuffix("_time_ratio")
+    groups = measured.groupby(measured["runtime"] + "_" + measured["precision"])
+    report |= {f"{name}_snr_db_min": round(float(rows["snr_db_min"].min()), 3) for name, rows in groups}
+    ratios = groups["time_ratio"].median().dropna()
+    report |= {f"{name}_time_ratio": round(float(ratio), 3) for name, ratio in ratios.items()}
+    report["fastest"] = str(ratios.idxmin())
     return report

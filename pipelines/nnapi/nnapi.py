@@ -1,32 +1,28 @@
-"""Stage nnapi: an INT8 QDQ decoder for each bucket of seed 1 (5, 10, 15 s), and what NNAPI could carry of it."""
-
-from pathlib import Path
+"""Stage nnapi: an INT8 QDQ decoder for buckets of 5, 10 and 15 s, and what Android's NNAPI could carry of it."""
 
 from omegaconf import DictConfig
 
 from kokoro_npu.build import places
+from kokoro_npu.build.reports import write_report
 from kokoro_npu.corpus.reference_set import load_reference_set
-from kokoro_npu.files import write_json
+from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION
+from kokoro_npu.evaluate.parity import fitting
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.runtimes.nnapi import report, write_decoders
-from kokoro_npu.versions import provenance
-from kokoro_npu.weights.canonical import source_label
+from kokoro_npu.runtimes.nnapi import PRECISION, report, write_decoders
 from kokoro_npu.weights.kmodel import load_kmodel
 from stages._config import stage
-
-WEIGHTS = Path("artifacts/weights")
 
 
 @stage
 def main(cfg: DictConfig) -> None:
     """Write artifacts/nnapi and reports/nnapi/<frames>.json."""
-    recorded = {part: list(load_reference_set(places.REFERENCE_SET, part)) for part in ("calibration", "evaluation")}
-    opset, out = cfg.export.opset, Path("artifacts/nnapi")
-    paths = write_decoders(load_kmodel(WEIGHTS), list(cfg.nnapi.frames), recorded["calibration"], opset, out)
+    model = load_kmodel(places.WEIGHTS)
+    calibration, evaluation = (list(load_reference_set(places.REFERENCE_SET, p)) for p in (CALIBRATION, EVALUATION))
+    paths = write_decoders(model, list(cfg.nnapi.frames), calibration, cfg.export.opset, places.NNAPI)
     for frames, path in paths.items():
-        found = report(path, Bucket(frames), recorded["evaluation"])
-        made_by = provenance(source_label(WEIGHTS), "w8a8", "onnxruntime-cpu")
-        write_json(f"reports/nnapi/{frames}.json", found | made_by)
+        bucket = Bucket(frames)
+        found = report(path, bucket, fitting(evaluation, bucket, model))
+        write_report(places.REPORTS / places.NNAPI.name / f"{frames}.json", found, PRECISION, "onnxruntime-cpu")
 
 
 if __name__ == "__main__":
