@@ -11,6 +11,7 @@ of any stage, and a new rule reruns nothing.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -20,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kokoro_npu.compile.chips import read_chips
+from kokoro_npu.compile.chips import read_chip
 from kokoro_npu.errors import KokoroNpuError
 
 _CONF = Path(__file__).resolve().parents[1]
@@ -31,6 +32,14 @@ class Rule(NamedTuple):
 
     expected: str
     holds: Callable[[Any], bool]
+
+
+class Each(NamedTuple):
+    """A mapping of any names: the pattern that they match, the words for an error line, and the rule of the values."""
+
+    pattern: str
+    expected: str
+    rule: Any
 
 
 def _integer(low: int, high: int | None = None) -> Rule:
@@ -79,6 +88,11 @@ _PRECISIONS = Rule(
     lambda v: isinstance(v, list) and bool(v) and len(set(v)) == len(v) and set(v) <= {"quantized", "fp32"},
 )
 _ANY = Rule("anything", lambda _: True)
+_GATES = Each(
+    r"[a-z0-9]+(_[a-z0-9]+)+_(min|max)", "a gate, <precision>_<figure>_min or _max, such as fp32_snr_db_min",
+    Rule("a number", lambda v: type(v) in (int, float)),
+)  # fmt: skip
+_RUNTIMES_GATES = Each(r"[a-z][a-z0-9_]*", "the name of a runtime", _GATES)
 _OPTIONS = Rule("a mapping of option names to texts", lambda v: isinstance(v, dict))
 
 RULES: dict[str, Any] = {
@@ -86,20 +100,18 @@ RULES: dict[str, Any] = {
     "buckets": _FRAMES,
     "bucket": {"frames": _FRAMES},
     "chips": _TEXTS,
-    "long": {"frames": _BUCKETS},
     "weights": {},  # see _weights_rules
     "export": {"opset": _integer(17)},
     "corpus": _TEXT,
     "quantize": {
-        "precision": _one_of("w8a16", "mixed", "w8a8", "fp16"),
+        "precision": _one_of(*sorted(path.stem for path in (_CONF / "quantize").glob("*.yaml"))),
+        "float": _FLAG,
         "activation_bits": _one_of(8, 16),
         "weight_bits": _one_of(8, 16),
         "per_channel": _FLAG,
-        "float_scopes": _TEXTS,
         "recipe": _TEXT,
         "calibration": {
             "frames": _BUCKETS,
-            "method": _one_of("minmax", "percentile", "entropy"),
             "short_windows": _WINDOWS,
             "headroom": _number(1, 8),
             "norm_headroom": _number(1, 8),
@@ -132,7 +144,7 @@ RULES: dict[str, Any] = {
         "fill_min": _number(0, 1),
         "gates": {"torch_snr_db_min": _number(-200, 200), "fp32_snr_db_min": _number(-200, 200)},
     },
-    "trials": {"frames": _integer(_FEWEST_FRAMES), "windows": _integer(1), "weight_bits": _one_of(8, 16)},
+    "sensitivity": {"frames": _integer(_FEWEST_FRAMES), "windows": _integer(1), "weight_bits": _one_of(8, 16)},
     "derive": {
         "thresholds": {
             "weights_snr_db": _number(-200, 200),
@@ -140,7 +152,7 @@ RULES: dict[str, Any] = {
             "activations_snr_db": _number(-200, 200),
             "float_snr_db": _number(-200, 200),
         },
-        "pins": _TEXT,
+        "fixed_overrides": _TEXT,
     },
     "op_numerics": {
         "max_seconds": _number(0),
@@ -174,20 +186,10 @@ RULES: dict[str, Any] = {
         "utterances": _integer(1),
         "interpreted": _integer(1),
         "litert_parts": {"tokens": _integer(3, 512), "frames": _integer(_FEWEST_FRAMES)},
-        "gates": {
-            "litert": {
-                "fp32_snr_db_min": _number(-200, 200),
-                "fp32_magspec_corr_min": _number(-1, 1),
-                "int8_snr_db_min": _number(-200, 200),
-            },
-            "litert_w8a16": {"w8a16_snr_db_min": _number(-200, 200)},
-            "litert_parts": {"fp32_snr_db_min": _number(-200, 200), "int8_snr_db_min": _number(-200, 200)},
-            "executorch": {"fp32_snr_db_min": _number(-200, 200)},
-            "coreml": {"fp32_snr_db_min": _number(-200, 200), "fp16_snr_db_min": _number(-200, 200)},
-        },
+        "gates": _RUNTIMES_GATES,
     },
     "nnapi": {"frames": _BUCKETS},
-    "variants": {"names": _TEXTS, "frames": _BUCKETS, "runs": _integer(2)},
+    "variants": {"names": _TEXTS, "frames_max": _integer(_FEWEST_FRAMES), "runs": _integer(2)},
     "aihub": {
         "target_runtime": _one_of("qnn_context_binary", "precompiled_qnn_onnx"),
         "qairt_version": _TEXT_OR_NONE,
@@ -213,7 +215,8 @@ def check(params: Mapping[str, Any]) -> None:
     rules = RULES | {"weights": _weights_rules(params.get("weights"))}
     _check(params, rules, "")
     _check_target(params["target"])
-    read_chips(_CONF / "target", params["chips"])
+    for name in params["chips"]:
+        read_chip(name, _CONF / "target")
     if params["buckets"] != _normal(params["bucket"]["frames"]):
         raise KokoroNpuError(
             f"params.yaml: buckets {params['buckets']} does not follow from bucket.frames "
@@ -252,15 +255,15 @@ def _weights_rules(weights: Any) -> dict[str, Rule]:
 
 def _check_target(target: Mapping[str, Any]) -> None:
     """Require a chip of the table conf/target, with its own numbers, and no more VTCM than it has."""
-    (chip,) = read_chips(_CONF / "target", [target["name"]])
+    chip = read_chip(target["name"], _CONF / "target")
     for key in ("soc_model", "htp_arch"):
-        if target[key] != chip[key]:
+        if target[key] != getattr(chip, key):
             raise KokoroNpuError(
-                f"target.{key} is {target[key]}; {chip['name']} has {chip[key]} (conf/target/{chip['name']}.yaml): "
+                f"target.{key} is {target[key]}; {chip.name} has {getattr(chip, key)} (conf/target/{chip.name}.yaml): "
                 "choose a chip by target=<name>, or describe a new one by a file there"
             )
-    if target["vtcm_mb"] > chip["vtcm_mb"]:
-        raise KokoroNpuError(f"target.vtcm_mb is {target['vtcm_mb']}; {chip['name']} has {chip['vtcm_mb']} MB")
+    if target["vtcm_mb"] > chip.vtcm_mb:
+        raise KokoroNpuError(f"target.vtcm_mb is {target['vtcm_mb']}; {chip.name} has {chip.vtcm_mb} MB")
 
 
 def _check(value: Any, rule: Any, path: str) -> None:
@@ -268,9 +271,17 @@ def _check(value: Any, rule: Any, path: str) -> None:
         if not rule.holds(value):
             raise KokoroNpuError(f"{path} is {value!r}; it must be {rule.expected}")
         return
+    prefix = f"{path}." if path else ""
+    if isinstance(rule, Each):
+        if not isinstance(value, Mapping):
+            raise KokoroNpuError(f"{path} is {value!r}; it must hold values by name")
+        for key, inner in value.items():
+            if not re.fullmatch(rule.pattern, str(key)):
+                raise KokoroNpuError(f"{prefix}{key}: {key} is not {rule.expected}")
+            _check(inner, rule.rule, f"{prefix}{key}")
+        return
     if not isinstance(value, Mapping):
         raise KokoroNpuError(f"{path or 'params.yaml'} is {value!r}; it must hold {', '.join(rule)}")
-    prefix = f"{path}." if path else ""
     for key in value:
         if key not in rule:
             near = difflib.get_close_matches(str(key), rule, n=1)
