@@ -230,7 +230,10 @@ def test_figures_are_those_of_the_reports(name: str) -> None:
 
 def test_a_stale_figure_is_found() -> None:
     template = "| SNR | {parity/120 snr .1f} dB | {compile/120 bytes/1e6 .1f} of {compile/120 bytes/all .2f} |"
-    reports = {"parity/120": {"snr": 28.46}, "compile/120": {"bytes": 65_757_184, "all": 131_514_368}}
+    reports: dict[str, dict[str, Any]] = {
+        "parity/120": {"snr": 28.46},
+        "compile/120": {"bytes": 65_757_184, "all": 131_514_368},
+    }
     line = "| SNR | 28.5 dB | 65.8 of 0.50 |"
     assert figures.render(template, reports.__getitem__) == line
     assert figures.find(template, f"a\n{line}\nb\n") == [line]

@@ -23,16 +23,16 @@ _PLACEHOLDER = re.compile(r"\{(\S+) (\S+) (\S+)\}")
 _FIGURE = r"[-–\d.,]+"
 
 
-def templates(root: Path = ROOT) -> dict[str, list[str]]:
+def templates() -> dict[str, list[str]]:
     """Page to the templates of its lines."""
-    pages: dict[str, list[str]] = yaml.safe_load((root / TEMPLATES).read_text(encoding="utf-8"))
+    pages: dict[str, list[str]] = yaml.safe_load((ROOT / TEMPLATES).read_text(encoding="utf-8"))
     return pages
 
 
-def report(name: str, root: Path = ROOT) -> dict[str, Any]:
+def report(name: str) -> dict[str, Any]:
     """A report of the working tree."""
-    figures: dict[str, Any] = json.loads((root / "reports" / f"{name}.json").read_text(encoding="utf-8"))
-    return figures
+    found: dict[str, Any] = json.loads((ROOT / "reports" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
 
 
 def render(template: str, read: Read) -> str:
@@ -41,12 +41,12 @@ def render(template: str, read: Read) -> str:
     def figure(match: re.Match[str]) -> str:
         name, key, form = match.groups()
         top, _, bottom = key.partition("/")
-        figures = read(name)
-        if missing := {part for part in (top, bottom) if part and part not in figures and not _is_number(part)}:
+        found = read(name)
+        if missing := {part for part in (top, bottom) if part and part not in found and not _is_number(part)}:
             raise KeyError(f"reports/{name}.json holds no {', '.join(sorted(missing))} ({TEMPLATES})")
-        value = figures[top]
+        value = found[top]
         if bottom:
-            value /= float(bottom) if _is_number(bottom) else figures[bottom]
+            value /= float(bottom) if _is_number(bottom) else found[bottom]
         return format(value, form)
 
     return _PLACEHOLDER.sub(figure, template)
