@@ -57,6 +57,12 @@ def _stages() -> set[str]:
     return {stage for path in pipelines(ROOT) for stage in yaml.safe_load(path.read_text(encoding="utf-8"))["stages"]}
 
 
+@cache
+def _params() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    return found
+
+
 def _fences(text: str) -> Iterator[tuple[str, str]]:
     """Language and content of each fenced block."""
     for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
@@ -149,15 +155,15 @@ def _check_dvc(words: list[str]) -> None:
                 for stage in name.rpartition(":")[2].partition("@")[0].split(","):
                     assert stage in _stages(), name
     overrides = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "-S"]
-    params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     for override in overrides:
-        key, _, value = override.partition("=")
+        key, _, value = override.lstrip("+").partition("=")
+        key = key.partition("@")[0]
         if "." not in key and (ROOT / "conf" / key).is_dir():
             for option in value.split(","):
                 file = f"conf/{key}/{option}.yaml"
                 assert "…" in option or (ROOT / file).is_file() or file in _examples(), override
         elif not key.startswith(("weights.", "compile.options")):  # their keys depend on the source and the compiler
-            section: Any = params
+            section: Any = _params()
             for part in key.split("."):
                 assert part in section, override
                 section = section[part]
@@ -211,6 +217,7 @@ def test_stages_that_a_table_of_stages_lists_exist(path: Path) -> None:
         assert row.split("`")[1].partition("@")[0] in _stages(), row
 
 
+@cache
 def _committed(name: str) -> dict[str, Any]:
     """A report as it is staged: a build of one's own may have written another beside it."""
     found: dict[str, Any] = json.loads(_git("show", f":reports/{name}.json"))
