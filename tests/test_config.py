@@ -76,7 +76,13 @@ BAD_OVERRIDES = {
     "target.vtcm_mb=16": "target.vtcm_mb is 16; sm8650 has 8 MB",
     "target.htp_arch=79": "target.htp_arch is 79; sm8650 has 75",
     "export.opset=11": "export.opset is 11; it must be an integer of at least 17",
-    "parity.gates.fp32_snr_db_min=high": "it must be a number",
+    "parity.gates.fp32_snr_db_min=high": "parity.gates.fp32_snr_db_min is 'high'; it must be a number",
+    "+parity.gates.fp33_snr_db_min=80": "fp33_snr_db_min is not a gate, .* variants torch, fp32, quantized; fig",
+    "+quantize.gates.quantized_snr_min=30": "quantized_snr_min is not a gate",
+    "listening.precisions.w8a8.weight_bits=7": "listening.precisions.w8a8.weight_bits is 7; it must be one of 8, 16",
+    "+runtimes.gates.newcomer.fp32_snr_db=80": "fp32_snr_db is not a gate, <precision>_<figure>_min or _max",
+    "+runtimes.gates.newcomer.fp32_snr_db_min=high": "it must be a number",
+    "+runtimes.gates.New.fp32_snr_db_min=1": "New is not the name of a runtime",
 }
 
 
@@ -88,6 +94,17 @@ def test_a_bad_override_is_refused_in_one_line(override: str) -> None:
     assert re.search(BAD_OVERRIDES[override], line)
     assert "\n" not in line
     assert len(line) < 250
+
+
+def test_a_further_runtime_may_have_gates() -> None:
+    composed = yaml.safe_load(compose(ROOT, ["+runtimes.gates.newcomer.fp32_snr_db_min=80"]))
+    assert composed["runtimes"]["gates"]["newcomer"] == {"fp32_snr_db_min": 80}
+
+
+@pytest.mark.parametrize("gate", ["parity.gates.fp32_magspec_corr_min", "quantize.gates.quantized_band_db_max"])
+def test_a_gate_is_added_by_its_name_alone(gate: str) -> None:
+    section, _, name = gate.split(".")
+    assert yaml.safe_load(compose(ROOT, [f"+{gate}=0.99"]))[section]["gates"][name] == 0.99
 
 
 def test_the_composition_passes_the_rules(params: Any) -> None:

@@ -21,8 +21,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from kokoro_npu.build.labels import FP32, QUANTIZED, TORCH
 from kokoro_npu.compile.chips import read_chip
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.evaluate.gates import FIGURES
 
 _CONF = Path(__file__).resolve().parents[1]
 
@@ -79,21 +81,43 @@ _DEVICES = Rule(
     "a device's name or a list of them, such as Samsung Galaxy S24",
     lambda v: bool(v) and all(isinstance(n, str) and n for n in (v if isinstance(v, list) else [v])),
 )
-_PRESETS = Rule(
-    "a list of precisions of conf/quantize",
-    lambda v: isinstance(v, list) and all((_CONF / f"quantize/{name}.yaml").is_file() for name in v),
-)
 _PRECISIONS = Rule(
     "a list of quantized, fp32 or both",
     lambda v: isinstance(v, list) and bool(v) and len(set(v)) == len(v) and set(v) <= {"quantized", "fp32"},
 )
 _ANY = Rule("anything", lambda _: True)
+
+
+def _gates(*variants: str) -> Each:
+    return Each(
+        rf"({'|'.join(variants)})_({'|'.join(FIGURES)})_(min|max)",
+        f"a gate, <variant>_<figure>_<min|max>: variants {', '.join(variants)}; figures {', '.join(FIGURES)}",
+        Rule("a number", lambda v: type(v) in (int, float)),
+    )
+
+
 _GATES = Each(
     r"[a-z0-9]+(_[a-z0-9]+)+_(min|max)", "a gate, <precision>_<figure>_min or _max, such as fp32_snr_db_min",
     Rule("a number", lambda v: type(v) in (int, float)),
 )  # fmt: skip
 _RUNTIMES_GATES = Each(r"[a-z][a-z0-9_]*", "the name of a runtime", _GATES)
 _OPTIONS = Rule("a mapping of option names to texts", lambda v: isinstance(v, dict))
+
+_QUANTIZE: dict[str, Any] = {
+    "precision": _one_of(*sorted(path.stem for path in (_CONF / "quantize").glob("*.yaml"))),
+    "float": _FLAG,
+    "activation_bits": _one_of(8, 16),
+    "weight_bits": _one_of(8, 16),
+    "per_channel": _FLAG,
+    "recipe": _TEXT,
+    "calibration": {
+        "frames": _BUCKETS,
+        "short_windows": _WINDOWS,
+        "headroom": _number(1, 8),
+        "norm_headroom": _number(1, 8),
+    },
+    "gates": _gates(QUANTIZED),
+}
 
 RULES: dict[str, Any] = {
     "seed": _integer(0),
@@ -103,25 +127,7 @@ RULES: dict[str, Any] = {
     "weights": {},  # see _weights_rules
     "export": {"opset": _integer(17)},
     "corpus": _TEXT,
-    "quantize": {
-        "precision": _one_of(*sorted(path.stem for path in (_CONF / "quantize").glob("*.yaml"))),
-        "float": _FLAG,
-        "activation_bits": _one_of(8, 16),
-        "weight_bits": _one_of(8, 16),
-        "per_channel": _FLAG,
-        "recipe": _TEXT,
-        "calibration": {
-            "frames": _BUCKETS,
-            "short_windows": _WINDOWS,
-            "headroom": _number(1, 8),
-            "norm_headroom": _number(1, 8),
-        },
-        "gates": {
-            "quantized_snr_db_min": _number(-200, 200),
-            "quantized_magspec_corr_min": _number(-1, 1),
-            "quantized_logmel_mae_max": _number(0),
-        },
-    },
+    "quantize": _QUANTIZE,
     "target": {
         "name": _TEXT,
         "chip": _TEXT,
@@ -142,7 +148,7 @@ RULES: dict[str, Any] = {
     "audit": {"op_table": _TEXT},
     "parity": {
         "fill_min": _number(0, 1),
-        "gates": {"torch_snr_db_min": _number(-200, 200), "fp32_snr_db_min": _number(-200, 200)},
+        "gates": _gates(TORCH, FP32, QUANTIZED),
     },
     "sensitivity": {"frames": _integer(_FEWEST_FRAMES), "windows": _integer(1), "weight_bits": _one_of(8, 16)},
     "derive": {
@@ -163,11 +169,11 @@ RULES: dict[str, Any] = {
         "frames": _integer(_FEWEST_FRAMES),
         "utterances": _integer(1),
         "processes": _integer(1),
-        "gates": {"fp16_snr_db_min": _number(-200, 200), "quantized_snr_db_min": _number(-200, 200)},
+        "gates": _gates("fp16", QUANTIZED),
     },
     "profile": {"warmup": _integer(0), "runs": _integer(2), "seconds": _number(0), "threads": _integer(1)},
     "listening": {
-        "precisions": _PRESETS,
+        "precisions": Each(r"\w+", "the name of a precision", _QUANTIZE),
         "phases": _integer(1, 240),
         "points_max": _number(0, 100),
         "control_points_min": _number(0, 100),
@@ -274,7 +280,7 @@ def _check(value: Any, rule: Any, path: str) -> None:
     prefix = f"{path}." if path else ""
     if isinstance(rule, Each):
         if not isinstance(value, Mapping):
-            raise KokoroNpuError(f"{path} is {value!r}; it must hold values by name")
+            raise KokoroNpuError(f"{path} is {value!r}; it must be a mapping of names to values")
         for key, inner in value.items():
             if not re.fullmatch(rule.pattern, str(key)):
                 raise KokoroNpuError(f"{prefix}{key}: {key} is not {rule.expected}")
