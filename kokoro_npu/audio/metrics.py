@@ -36,7 +36,7 @@ def waveform_corr(reference: Signal, signal: Signal) -> float:
 
 
 def magspec_corr(reference: Signal, signal: Signal) -> float:
-    """Pearson correlation of the magnitude spectrograms (1024-point Hann, hop 256), as public LiteRT exports state it."""
+    """Pearson correlation of the magnitude spectrograms (1024-point Hann, hop 256), as LiteRT exports state it."""
     return _pearson(magnitude_spectrogram(reference), magnitude_spectrogram(signal))
 
 
