@@ -1,8 +1,8 @@
 """The model's time axis, defined once: frames, F0 values, generator steps, samples.
 
 One duration frame is 600 samples at 24 kHz. The decoder doubles the rate once, the generator multiplies it by 10
-and 6, and the inverse STFT hops 5 samples (istftnet upsample rates and hop of Kokoro's ``config.json``). Public
-descriptions of Kokoro give a hop of 256 samples a frame, which is wrong: it would cut off more than half of the audio.
+and 6, and the inverse STFT hops 5 samples (istftnet upsample rates and hop of Kokoro's ``config.json``). A hop of
+256 samples a frame, which is often assumed of Kokoro, is wrong: it would cut off more than half of the audio.
 """
 
 import math
@@ -36,19 +36,17 @@ MAX_TOKENS = 512
 
 STEP_PADDING = 8
 """Columns after the 120 T steps: the one of the centred STFT, and zeros up to a multiple of 8, because
-lengths that are not (19,201) failed to finalize on a device where 19,208 passed (design §4)."""
-
-MAX_WIDTH = 65_535
-"""Widest multi-channel tensor that HTP's compiler finalizes at every level (design §5)."""
-_WIDEST_HALO = 50
-"""Columns that the widest convolution of the last rate adds to a row (kernel 11, dilation 5)."""
-UNFOLDED_WIDTH = 16_384
-"""Widest last rate that is left as one row. A wider one compiles in half the time and memory when it is folded
-(400 frames, docs/hexagon.md); a narrower one gains nothing (120 frames)."""
-MOST_ROWS = STEP_PADDING
-"""Most rows of a folded last rate: they divide every width of it. The fewer there are, the less a compile gains."""
+lengths that are not (19,201) failed to finalize on a device where 19,208 passed."""
 NOISE_TAIL = STEP_PADDING - 1
 """Zero columns right of the real ones of a ``noise`` that is not padded to a bucket."""
+
+MAX_WIDTH = 65_535
+"""Widest multi-channel tensor that HTP's compiler finalizes at every level."""
+_WIDEST_HALO = 50
+"""Columns that the widest convolution of the last rate adds to a row (kernel 11, dilation 5)."""
+_UNFOLDED_WIDTH = 16_384
+"""Widest last rate that is left as one row. A wider one compiles in half the time and memory when time is folded
+(400 frames, docs/hexagon.md); a narrower one gains nothing (120 frames)."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,8 @@ class Bucket:
 
     @property
     def rows(self) -> int:
-        """Rows into which HTP's decoder folds the last rate, R (:mod:`kokoro_npu.model.folding`)."""
-        return 1 if self.noise_steps <= UNFOLDED_WIDTH else self._most_rows
+        """Rows into which HTP's decoder folds time at the last rate, R (:mod:`kokoro_npu.model.folding`)."""
+        return 1 if self.noise_steps <= _UNFOLDED_WIDTH else self._most_rows
 
     @property
     def fewest_rows(self) -> int:
@@ -89,8 +87,9 @@ class Bucket:
 
     @property
     def _most_rows(self) -> int:
-        # The rate before is cut into as many pieces: eight, or four where the frames are odd.
-        return math.gcd(MOST_ROWS, DECODE_RATE * UPSAMPLE_RATES[0] * self.frames)
+        # They divide every width of the last rate; the rate before is cut into as many pieces: eight, or four where the
+        # frames are odd. The fewer there are, the less a compile gains.
+        return math.gcd(STEP_PADDING, DECODE_RATE * UPSAMPLE_RATES[0] * self.frames)
 
     @property
     def samples(self) -> int:

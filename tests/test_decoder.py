@@ -1,7 +1,6 @@
 """The static decoder is upstream's at any padding, and the parity gate sees when it is not."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest

@@ -273,7 +273,7 @@ def test_duration_contract(cpu_models: dict[str, Path]) -> None:
     assert outputs["durations"][1] == [1, "token_count"]
     assert outputs["encoded_text"][1][::2] == [1, 512]
     assert outputs["prosody_features"][1][::2] == [1, 640]
-    assert tuple(inputs) == duration.INPUT_NAMES
+    assert list(inputs) == ["tokens", "token_length", "voice_embedding", "speed"]
     assert tuple(outputs) == duration.OUTPUT_NAMES
     assert _opset(cpu_models["duration"]) == OPSET
 
@@ -285,7 +285,7 @@ def test_prosody_contract(cpu_models: dict[str, Path]) -> None:
         "prosody_style": ("tensor(float)", [1, 128]),
         "source_noise": ("tensor(float)", [1, 1, "samples"]),
     }
-    assert tuple(inputs) == prosody.INPUT_NAMES
+    assert list(inputs) == ["aligned_prosody", "prosody_style", "source_noise"]
     assert tuple(outputs) == prosody.OUTPUT_NAMES
     assert {kind for kind, _ in outputs.values()} == {"tensor(float)"}
     assert outputs["noise"][1][1] == 22

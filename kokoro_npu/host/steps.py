@@ -1,6 +1,6 @@
 """The host's part: repeat tokens by their durations, choose a bucket, pad, and trim.
 
-Seed 0 leaves these steps to the SDK. They are plain numpy, so that they read like the Kotlin that ships.
+An application does these steps itself. They are plain numpy, so that they read like the Kotlin that ships.
 """
 
 from collections.abc import Collection, Mapping
@@ -37,7 +37,7 @@ def frame_ratio(frames: int, bucket: Bucket) -> Array:
     """Ratios of padded to real columns, their roots and inverse roots, [1, 6] float32.
 
     The first three are of frames (T / L), the last three of generator steps ((120 T + 8) / (120 L + 1)). They are
-    an input because HTP's Reciprocal is wrong above 1 in a quantized graph (design §5).
+    an input because HTP computes Reciprocal wrongly above 1 in a quantized graph.
     """
     ratios = (bucket.frames / frames, bucket.noise_steps / source_steps(frames))
     return np.array([[f(r) for r in ratios for f in (float, np.sqrt, lambda r: 1 / np.sqrt(r))]], dtype=np.float32)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kokoro_npu.geometry import DECODE_RATE
 from kokoro_npu.model.convs import conv2d, interleave, pointwise, scaled
-from kokoro_npu.model.folding import RowConv
+from kokoro_npu.model.folding import FoldedConv
 
 _INSTANCE_NORM_EPS = 1e-5
 _BLOCK_SLOPE = 0.2
@@ -136,8 +136,8 @@ class MaskedResBlock(nn.Module):
         self.norms2 = nn.ModuleList(MaskedAdaIN() for _ in block.adain2)
         self.snakes1 = nn.ModuleList(Snake(alpha) for alpha in block.alpha1)
         self.snakes2 = nn.ModuleList(Snake(alpha) for alpha in block.alpha2)
-        self.convs1 = nn.ModuleList(RowConv(conv, rows) for conv in block.convs1)
-        self.convs2 = nn.ModuleList(RowConv(conv, rows) for conv in block.convs2)
+        self.convs1 = nn.ModuleList(FoldedConv(conv, rows) for conv in block.convs1)
+        self.convs2 = nn.ModuleList(FoldedConv(conv, rows) for conv in block.convs2)
 
     @staticmethod
     def style_norms(block: upstream.AdaINResBlock1) -> list[upstream.AdaIN1d]:

@@ -16,33 +16,38 @@ def scaled(conv: _Conv, factor: float, *, bias: bool = False) -> _Conv:
     return conv
 
 
+def _filled(conv: _Conv, weight: Tensor, bias: Tensor | None = None) -> _Conv:
+    """The convolution with copies of [.., .., taps] and of a bias."""
+    conv.weight.data = weight.detach()[:, :, None, :].clone()
+    if bias is not None:
+        assert conv.bias is not None
+        conv.bias.data = bias.detach().clone()
+    return conv
+
+
 def pointwise(weight: Tensor, bias: Tensor) -> nn.Conv2d:
     """A matrix [out, in] and its bias as a pointwise convolution over [1, in, 1, W]."""
-    result = nn.Conv2d(weight.shape[1], weight.shape[0], 1)
-    result.weight.data = weight.detach()[:, :, None, None].clone()
-    assert result.bias is not None
-    result.bias.data = bias.detach().clone()
-    return result
+    return _filled(nn.Conv2d(weight.shape[1], weight.shape[0], 1), weight[:, :, None], bias)
+
+
+def kernel_conv(kernel: Tensor) -> nn.Conv2d:
+    """A fixed kernel [out, in, taps] as a convolution without bias over [1, in, 1, W]."""
+    return _filled(nn.Conv2d(kernel.shape[1], kernel.shape[0], (1, kernel.shape[2]), bias=False), kernel)
 
 
 def conv2d(conv: nn.Conv1d, *, padding: int | None = None, channels: slice = slice(None)) -> nn.Conv2d:
     """A convolution over time; ``padding`` replaces its own, ``channels`` keeps a part of its outputs."""
-    weight = conv.weight.detach()[channels, :, None, :].clone()
-    own_padding = int(conv.padding[0]) if padding is None else padding
+    weight = conv.weight[channels]
     result = nn.Conv2d(
         conv.in_channels,
         weight.shape[0],
         (1, conv.kernel_size[0]),
         stride=(1, conv.stride[0]),
-        padding=(0, own_padding),
+        padding=(0, int(conv.padding[0]) if padding is None else padding),
         dilation=(1, conv.dilation[0]),
-        groups=conv.groups,
         bias=conv.bias is not None,
     )
-    result.weight.data = weight
-    if conv.bias is not None and result.bias is not None:
-        result.bias.data = conv.bias.detach()[channels].clone()
-    return result
+    return _filled(result, weight, None if conv.bias is None else conv.bias[channels])
 
 
 def conv_transpose2d(conv: nn.ConvTranspose1d, *, padding: int | None = None) -> nn.ConvTranspose2d:
@@ -54,11 +59,7 @@ def conv_transpose2d(conv: nn.ConvTranspose1d, *, padding: int | None = None) ->
         stride=(1, conv.stride[0]),
         padding=(0, int(conv.padding[0]) if padding is None else padding),
     )
-    result.weight.data = conv.weight.detach()[:, :, None, :].clone()
-    assert conv.bias is not None
-    assert result.bias is not None
-    result.bias.data = conv.bias.detach().clone()
-    return result
+    return _filled(result, conv.weight, conv.bias)
 
 
 def channels_last_reshape(x: Tensor, rows: int, width: int) -> Tensor:
@@ -74,10 +75,3 @@ def interleave(columns: list[Tensor]) -> Tensor:
     """N tensors [1, C, R, W] to [1, C, R, N W] with their columns taking turns."""
     rows, width = columns[0].shape[2:]
     return channels_last_reshape(torch.cat(columns, dim=1), rows, len(columns) * width)
-
-
-def kernel_conv(kernel: Tensor) -> nn.Conv2d:
-    """A fixed kernel [out, in, taps] as a convolution without bias over [1, in, 1, W]."""
-    result = nn.Conv2d(kernel.shape[1], kernel.shape[0], (1, kernel.shape[2]), bias=False)
-    result.weight.data = kernel[:, :, None, :].clone()
-    return result

@@ -1,12 +1,13 @@
 """The static decoder: Kokoro's decoder for a fixed number of frames, exact at any padding.
 
 Every tensor is [1, channels, rows, width] so that the compiler sees two-dimensional convolutions and inserts no
-reshapes; there is one row, but at the last rate of all but the shortest buckets (:mod:`.folding`). Padding is
-dealt with in two places only (design §4): it is zeroed just before every convolution, as zero padding would have been,
-and the instance norms count real frames alone. The rewrites that Hexagon needs are part of the module: depthwise
-upsampling in two phases, squares as products, the reciprocals of lengths as an input, nearest upsampling as an
-interleave. So are those that only save it operations: all style projections in a few matrix products, their results as
-the norm op's own scale and shift, constant factors inside the weights, inputs brought into its layout once.
+reshapes; there is one row, but at the last rate of all but the shortest buckets, where time is folded
+(:mod:`kokoro_npu.model.folding`). Padding is dealt with in two places only: it is zeroed just before every convolution,
+as zero padding would have been, and the instance norms count real frames alone. The rewrites that Hexagon needs are
+part of the module: depthwise upsampling in two phases, squares as products, the reciprocals of lengths as an input,
+nearest upsampling as an interleave. So are those that only save it operations: all style projections in a few matrix
+products, their results as the norm op's own scale and shift, constant factors inside the weights, inputs brought into
+its layout once.
 
 Source: ``kokoro.istftnet`` 0.9.4 (``Decoder``, ``Generator``); its blocks are in :mod:`kokoro_npu.model.blocks`.
 """
@@ -30,7 +31,7 @@ from kokoro_npu.model.blocks import (
     StyleProjections,
 )
 from kokoro_npu.model.convs import conv2d, conv_transpose2d, interleave, kernel_conv, scaled
-from kokoro_npu.model.folding import LastUpsample, NoiseConv, RowConv, last_mask, with_halo
+from kokoro_npu.model.folding import FoldedConv, LastUpsample, NoiseConv, last_mask, with_halo
 from kokoro_npu.model.istft import SYNTHESIS_PADDING, edge_kernel, synthesis_kernel
 
 _GENERATOR_SLOPE = 0.1
@@ -42,13 +43,12 @@ class InverseSTFT(nn.Module):
 
     Args:
         bucket: the static size.
-        gains: factors on the real and the imaginary part of each bin, [22]; ones unless given.
+        gains: factors on the real and the imaginary part of each bin, [22].
     """
 
-    def __init__(self, bucket: Bucket, gains: Tensor | None = None) -> None:
+    def __init__(self, bucket: Bucket, gains: Tensor) -> None:
         super().__init__()
-        kernel = synthesis_kernel()
-        self.synthesis = kernel_conv(kernel if gains is None else kernel * gains[:, None])
+        self.synthesis = kernel_conv(synthesis_kernel() * gains[:, None])
         self.edge = kernel_conv(edge_kernel())
         self.bucket = bucket
 
@@ -68,7 +68,7 @@ _LOG_MAGNITUDES = (0.4, 0.5, 2.3, -2.4, -2.1, -1.7, 1.0, -1.1, -1.6, -1.7, -1.9)
 class Head(nn.Module):
     """From the generator's last features to audio: the part that quantization leaves floating.
 
-    An 8-bit head costs six decibels (design §5), and holds next to no weights.
+    An 8-bit head would cost six decibels, and it holds next to no weights.
 
     In half precision most of the decoder's error is made here: bin 2 is a hundred times louder than the audio, and all
     but its changes cancel in the overlapping windows, so that the last bit of its exponent and of its phase is heard.
@@ -79,8 +79,8 @@ class Head(nn.Module):
     def __init__(self, conv_post: nn.Conv1d, gain: float, bucket: Bucket, rows: int) -> None:
         super().__init__()
         # Two convolutions, because the split of one would be a wide slice.
-        self.post_magnitude = RowConv(conv_post, rows, slice(0, STFT_BINS), gain)
-        self.post_phase = RowConv(conv_post, rows, slice(STFT_BINS, None), gain)
+        self.post_magnitude = FoldedConv(conv_post, rows, slice(0, STFT_BINS), gain)
+        self.post_phase = FoldedConv(conv_post, rows, slice(STFT_BINS, None), gain)
         turns, logs = torch.tensor(_HALF_TURNS), torch.tensor(_LOG_MAGNITUDES)
         for conv, offset in ((self.post_magnitude.conv, logs), (self.post_phase.conv, math.pi * turns)):
             assert conv.bias is not None
@@ -179,7 +179,7 @@ class StaticDecoder(nn.Module):
     Args:
         decoder: upstream's decoder with its weight norm removed.
         bucket: the static size.
-        rows: of the last rate; those that the bucket's width demands, unless given.
+        rows: into which time is folded at the last rate; ``bucket.rows`` unless given.
     """
 
     def __init__(self, decoder: upstream.Decoder, bucket: Bucket, rows: int | None = None) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from kokoro_npu.geometry import STYLE_DIM
 
-INPUT_NAMES = ("tokens", "token_length", "voice_embedding", "speed")
 OUTPUT_NAMES = ("durations", "encoded_text", "ref_style", "prosody_features", "prosody_style")
 DYNAMIC_AXES = {
     "tokens": {1: "token_count"},

@@ -11,25 +11,26 @@ from kokoro import KModel
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from kokoro_npu.geometry import MAX_TOKENS, PROSODY_DIM, SAMPLES_PER_FRAME, STYLE_DIM, VOICE_DIM, Bucket
+from kokoro_npu.geometry import PROSODY_DIM, SAMPLES_PER_FRAME, STYLE_DIM, VOICE_DIM, Bucket
 from kokoro_npu.model import duration, prosody
 from kokoro_npu.model.decoder import StaticDecoder
 
 DEFAULT_OPSET = 17
+_ANY_LENGTH = 16
+"""Of the axes that stay dynamic."""
 
 
 def export_module(
     module: nn.Module,
     inputs: Mapping[str, Tensor],
     outputs: Sequence[str],
-    *,
     opset: int = DEFAULT_OPSET,
     dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
 ) -> onnx.ModelProto:
     """Trace a module and export it to ONNX.
 
-    The TorchScript exporter is used on purpose: it is the one that traces (seed 0), exports LSTMs with sequence
-    lengths, and names nodes by module path, which makes tensor names the same in every bucket.
+    The TorchScript exporter is used on purpose: it traces, so that no control flow enters the graph; it exports LSTMs
+    with sequence lengths, and names nodes by module path, which makes tensor names the same in every bucket.
 
     Args:
         module: the module, in eval mode.
@@ -57,41 +58,25 @@ def export_module(
 
 def export_duration(model: KModel, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
     """Export the duration model, dynamic in its tokens (at most 512); see :class:`duration.DurationModel`."""
-    count = 16  # any length shorter than MAX_TOKENS: the axis is dynamic
-    assert count <= MAX_TOKENS
     inputs = {
-        "tokens": torch.ones(1, count, dtype=torch.int64),
-        "token_length": torch.tensor([count]),
+        "tokens": torch.ones(1, _ANY_LENGTH, dtype=torch.int64),
+        "token_length": torch.tensor([_ANY_LENGTH]),
         "voice_embedding": torch.zeros(1, VOICE_DIM),
         "speed": torch.ones(1),
     }
-    assert tuple(inputs) == duration.INPUT_NAMES
-    exported = export_module(
-        duration.DurationModel(model),
-        inputs,
-        duration.OUTPUT_NAMES,
-        opset=opset,
-        dynamic_axes=duration.DYNAMIC_AXES,
-    )
+    module = duration.DurationModel(model)
+    exported = export_module(module, inputs, duration.OUTPUT_NAMES, opset, duration.DYNAMIC_AXES)
     return _finish(exported, "kokoro_duration")
 
 
 def export_prosody(model: KModel, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
     """Export the prosody model, dynamic in its frames; see :class:`prosody.ProsodyModel`."""
-    frames = 8  # any: the axis is dynamic
     inputs = {
-        "aligned_prosody": torch.zeros(1, PROSODY_DIM, frames),
+        "aligned_prosody": torch.zeros(1, PROSODY_DIM, _ANY_LENGTH),
         "prosody_style": torch.zeros(1, STYLE_DIM),
-        "source_noise": torch.zeros(1, 1, SAMPLES_PER_FRAME * frames),
+        "source_noise": torch.zeros(1, 1, SAMPLES_PER_FRAME * _ANY_LENGTH),
     }
-    assert tuple(inputs) == prosody.INPUT_NAMES
-    exported = export_module(
-        prosody.ProsodyModel(model),
-        inputs,
-        prosody.OUTPUT_NAMES,
-        opset=opset,
-        dynamic_axes=prosody.DYNAMIC_AXES,
-    )
+    exported = export_module(prosody.ProsodyModel(model), inputs, prosody.OUTPUT_NAMES, opset, prosody.DYNAMIC_AXES)
     return _finish(exported, "kokoro_prosody")
 
 
@@ -104,14 +89,14 @@ def export_decoder(
         model: upstream's model, weight norm removed.
         bucket: the static size.
         opset: ONNX opset, 17 or newer.
-        rows: see :class:`StaticDecoder`.
+        rows: of time folding; see :class:`StaticDecoder`.
     """
     module = StaticDecoder(model.decoder, bucket, rows)
     inputs = {name: torch.zeros(shape) for name, shape in bucket.input_shapes.items()}
     name = f"kokoro_decoder_{bucket.frames}"
     with tqdm(total=2, desc=f"export {name}", unit="step") as progress:
         progress.set_postfix_str("trace")  # runs the decoder once
-        exported = export_module(module, inputs, list(bucket.output_shapes), opset=opset)
+        exported = export_module(module, inputs, list(bucket.output_shapes), opset)
         progress.update()
         progress.set_postfix_str("simplify")
         finished = _finish(exported, name)

@@ -1,8 +1,8 @@
-"""Time folded into rows, for buckets whose last rate is wider than what HTP's compiler is quick at, or takes at all.
+"""Time folding, for buckets whose last rate is wider than what HTP's compiler is quick at, or takes at all.
 
-A tensor [1, C, 1, W] becomes [1, C, R, W / R], row after row in time. What works column by column, or on whole
-channels, does not notice. A convolution does: each row is widened by its neighbours' columns, which are copies, so that
-every output column is what it was. At R = 1 all of this is the plain layer.
+Time is folded into R rows: a tensor [1, C, 1, W] becomes [1, C, R, W / R], row after row in time. What works column by
+column, or on whole channels, does not notice. A convolution does: each row is widened by its neighbours' columns, which
+are copies, so that every output column is what it was. At R = 1 all of this is the plain layer.
 """
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from kokoro_npu.model.convs import channels_last_reshape, conv2d, conv_transpose2d, interleave, pointwise, scaled
 
 
-class RowConv(nn.Module):
-    """A "same" convolution over time, [1, C, R, W] to [1, C', R, W].
+class FoldedConv(nn.Module):
+    """A "same" convolution over folded time, [1, C, R, W] to [1, C', R, W].
 
     Args:
         conv: upstream's, of stride 1.

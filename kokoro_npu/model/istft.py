@@ -14,10 +14,10 @@ from torch import Tensor
 
 from kokoro_npu.geometry import HOP, N_FFT, STFT_BINS
 
-SYNTHESIS_TAPS = N_FFT // HOP
+_TAPS = N_FFT // HOP
 """Frames that overlap in one hop."""
 
-SYNTHESIS_PADDING = (1, SYNTHESIS_TAPS - 2)
+SYNTHESIS_PADDING = (1, _TAPS - 2)
 """Columns of zero padding (left, right) that align output hop ``s`` with frames ``s-1 .. s+2`` (``center=True``)."""
 
 
@@ -31,6 +31,14 @@ def _overlap_sum(window: Tensor) -> float:
     return float(window.square().sum() / HOP)
 
 
+def _bases() -> tuple[Tensor, Tensor]:
+    """Cosine and negative sine of each bin, [11, 20] float64."""
+    bins = torch.arange(STFT_BINS, dtype=torch.float64)[:, None]
+    samples = torch.arange(N_FFT, dtype=torch.float64)[None, :]
+    angle = 2 * math.pi * bins * samples / N_FFT
+    return torch.cos(angle), -torch.sin(angle)
+
+
 def synthesis_kernel() -> Tensor:
     """Weights of the inverse STFT in polyphase form, [5, 22, 4] float32.
 
@@ -39,16 +47,13 @@ def synthesis_kernel() -> Tensor:
     Nyquist count once and the other bins twice because the spectrum is one-sided.
     """
     window = hann_window()
-    bins = torch.arange(STFT_BINS, dtype=torch.float64)[:, None]
-    samples = torch.arange(N_FFT, dtype=torch.float64)[None, :]
-    angle = 2 * math.pi * bins * samples / N_FFT
     sided = torch.full((STFT_BINS, 1), 2.0, dtype=torch.float64)
     sided[0] = sided[-1] = 1.0
     scale = sided * window / (N_FFT * _overlap_sum(window))
-    basis = torch.cat([torch.cos(angle) * scale, -torch.sin(angle) * scale])
+    basis = torch.cat([base * scale for base in _bases()])
     # Sample n of frame f lands in hop f - 2 + n // 5 of the trimmed output: tap q of the convolution sees frame
     # s - 1 + q, whose samples 5 (3 - q) .. 5 (3 - q) + 4 fall into hop s.
-    taps = basis.reshape(2 * STFT_BINS, SYNTHESIS_TAPS, HOP).flip(1)
+    taps = basis.reshape(2 * STFT_BINS, _TAPS, HOP).flip(1)
     return taps.permute(2, 0, 1).to(torch.float32).contiguous()
 
 
@@ -75,11 +80,6 @@ def analysis_kernels() -> tuple[Tensor, Tensor]:
     The imaginary parts of DC and Nyquist are exact zeros: computed sines leave +-1e-17 there, whose sign would
     make the phase of a negative real bin jump between pi and -pi, where ``torch.angle`` gives pi.
     """
-    window = hann_window()
-    bins = torch.arange(STFT_BINS, dtype=torch.float64)[:, None]
-    samples = torch.arange(N_FFT, dtype=torch.float64)[None, :]
-    angle = 2 * math.pi * bins * samples / N_FFT
-    real = torch.cos(angle) * window
-    imaginary = -torch.sin(angle) * window
+    real, imaginary = (base * hann_window() for base in _bases())
     imaginary[0] = imaginary[-1] = 0.0
     return real[:, None, :].to(torch.float32), imaginary[:, None, :].to(torch.float32)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from kokoro_npu.geometry import DECODE_RATE, HOP, N_FFT, NOISE_TAIL, SAMPLE_RATE, SAMPLES_PER_FRAME
 from kokoro_npu.model.istft import analysis_kernels
 
-INPUT_NAMES = ("aligned_prosody", "prosody_style", "source_noise")
 OUTPUT_NAMES = ("f0_contour", "energy", "noise")
 DYNAMIC_AXES = {
     "aligned_prosody": {2: "frames"},
