@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from kokoro import KModel
 from onnx import TensorProto, helper
 
+from kokoro_npu.build import places
 from kokoro_npu.cli.main import cli
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import write_onnx
@@ -21,9 +22,9 @@ from kokoro_npu.host.steps import pad_to_bucket, trim
 from kokoro_npu.host.tokens import tokenize, voice_row
 from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
 from kokoro_npu.model.reference import synthesize
-from kokoro_npu.variants.conversion import VARIANTS, Source, variant_bytes, write_variant
+from kokoro_npu.variants.conversion import VARIANTS, write_variant
 from kokoro_npu.variants.monolith import Monolith, predict_durations
-from kokoro_npu.variants.whole_model import measured
+from kokoro_npu.variants.whole_model import SplitModel, measured
 from kokoro_npu.weights import canonical
 from tests.conftest import DOWNLOADS
 
@@ -99,11 +100,11 @@ def test_the_smallest_variant_is_smaller_and_nearer_than_the_monolith(
     monolith: Path, real_weights: Path, real_kmodel: KModel, cpu: Path, tmp_path: Path
 ) -> None:
     """On weights without dither, which are the monolith's own to the bit: what it loses here is its arithmetic's."""
-    decoder = tmp_path / "decoder"
-    write_onnx(decoder / f"kokoro_decoder_{FRAMES}.onnx", export_decoder(real_kmodel, Bucket(FRAMES)))
+    floats = SplitModel(cpu, tmp_path / "decoder", [FRAMES])
+    write_onnx(places.decoder(floats.decoders, FRAMES), export_decoder(real_kmodel, Bucket(FRAMES)))
     out = tmp_path / "q8f16"
-    write_variant(VARIANTS["q8f16"], Source(cpu, decoder, decoder), [FRAMES], {}, tmp_path / "none.json", out)
-    assert variant_bytes(out, [FRAMES]) < PUBLISHED_BYTES < monolith.stat().st_size
+    written = write_variant(VARIANTS["q8f16"], floats, floats.decoders, {}, tmp_path / "none.json", out)
+    assert written.bytes([FRAMES]) < PUBLISHED_BYTES < monolith.stat().st_size
 
     tokens = tokenize(PHONEMES, real_kmodel.vocab, "test")
     voice = voice_row(canonical.load_voices(real_weights), "jf_alpha", PHONEMES)
@@ -111,10 +112,10 @@ def test_the_smallest_variant_is_smaller_and_nearer_than_the_monolith(
     prepared = frontend.prepare(tokens, voice, 1.0, corpus_noise(0))
     noise = prepared.features["noise"]
     truth, _ = synthesize(real_kmodel, tokens, voice, 1.0, noise, prepared.frames)
-    narrow = Frontend(out / "kokoro_duration.onnx", out / "kokoro_prosody.onnx")
+    narrow = Frontend(written.duration, written.prosody)
     features = narrow.prepare(tokens, voice, 1.0, corpus_noise(0), prepared.durations).features
     inputs = pad_to_bucket({**features, "noise": noise}, Bucket(FRAMES))
-    ours = trim(cpu_session(out / f"kokoro_decoder_{FRAMES}.onnx").run(None, inputs)[0], prepared.frames)
+    ours = trim(cpu_session(places.decoder(out, FRAMES)).run(None, inputs)[0], prepared.frames)
     theirs = Monolith(monolith, ["durations", "source"]).run(tokens, voice, 1.0, prepared.durations, noise)
     figures = {"ours": measured(truth, ours), "theirs": measured(truth, theirs.exact_audio())}
     assert figures["ours"]["logmel_mae"] < 0.5 * figures["theirs"]["logmel_mae"]

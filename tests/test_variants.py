@@ -1,5 +1,6 @@
 """Whole-model variants on a narrow model: what is written, what is held fixed, and what the figures say."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 from kokoro import KModel
 
+from kokoro_npu.build import places
 from kokoro_npu.corpus.recording import record
 from kokoro_npu.corpus.reference_set import ReferenceUtterance, load_reference_set
 from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION, Utterance
@@ -17,11 +19,13 @@ from kokoro_npu.graphs.reading import read_model
 from kokoro_npu.host.frontend import Frontend
 from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
 from kokoro_npu.variants import whole_model
-from kokoro_npu.variants.comparison import OTHER_DRAW, Comparison, Settings, compare
-from kokoro_npu.variants.conversion import DURATION, PROSODY, Source, variant, variant_bytes
+from kokoro_npu.variants.comparison import OTHER_DRAW, VariantComparison, compare
+from kokoro_npu.variants.conversion import variant
 from kokoro_npu.variants.verification import verify
-from kokoro_npu.variants.whole_model import GIVEN, OWN, Files
+from kokoro_npu.variants.whole_model import GIVEN, OWN, SplitModel
+from pipelines.variants import variants
 from tests.tiny_model import tiny_voice
+from tools.plan import ROOT, compose
 
 FRAMES = (24, 32)
 SEED = 3
@@ -36,37 +40,41 @@ CORPUS = [
 
 
 @pytest.fixture(scope="module")
-def source(narrow: KModel, tmp_path_factory: pytest.TempPathFactory) -> Source:
-    """The float models of a build."""
+def floats(narrow: KModel, tmp_path_factory: pytest.TempPathFactory) -> SplitModel:
+    """The float model of a build; the reference set lies beside it."""
     root = tmp_path_factory.mktemp("build")
-    built = Source(root / "cpu", root / "decoder", root / "decoder")
-    write_onnx(built.cpu / f"{DURATION}.onnx", export_duration(narrow))
-    write_onnx(built.cpu / f"{PROSODY}.onnx", export_prosody(narrow))
+    built = SplitModel(root / "cpu", root / "decoder", FRAMES)
+    write_onnx(built.duration, export_duration(narrow))
+    write_onnx(built.prosody, export_prosody(narrow))
     for frames in FRAMES:
-        write_onnx(built.decoder / f"kokoro_decoder_{frames}.onnx", export_decoder(narrow, Bucket(frames)))
-    frontend = Frontend(built.cpu / f"{DURATION}.onnx", built.cpu / f"{PROSODY}.onnx")
+        write_onnx(places.decoder(built.decoders, frames), export_decoder(narrow, Bucket(frames)))
     voices = {"v": 3 * tiny_voice(0)[:, 0]}
-    record(CORPUS, narrow, voices, frontend, root / "features", SEED)
+    record(CORPUS, narrow, voices, Frontend(built.duration, built.prosody), root / "reference_set", SEED)
     return built
 
 
-def _recorded(source: Source, part: str) -> list[ReferenceUtterance]:
-    return list(load_reference_set(source.cpu.parent / "features", part))
+def _recorded(floats: SplitModel, part: str) -> list[ReferenceUtterance]:
+    return list(load_reference_set(floats.cpu.parent / "reference_set", part))
+
+
+def _compare(floats: SplitModel, names: Sequence[str], out: Path) -> VariantComparison:
+    calibration, evaluation = (_recorded(floats, part) for part in (CALIBRATION, EVALUATION))
+    monolith = Path("there/is/no.onnx")
+    return compare(floats, floats.decoders, monolith, calibration, evaluation, names, runs=2, seed=SEED, out_dir=out)
 
 
 @pytest.fixture(scope="module")
-def compared(source: Source, tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path]:
+def compared(floats: SplitModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[VariantComparison, SplitModel]:
+    """The comparison, and the variant that it wrote."""
     out = tmp_path_factory.mktemp("variants")
-    settings = Settings(NAMES, FRAMES, runs=2, seed=SEED)
-    parts = (_recorded(source, CALIBRATION), _recorded(source, EVALUATION))
-    return compare(source, Path("there/is/no.onnx"), *parts, settings, out), out
+    return _compare(floats, NAMES, out), SplitModel(out / "q8f16", out / "q8f16", FRAMES)
 
 
 def _row(table: pd.DataFrame, model: str) -> pd.Series:
     return table[table["model"] == model].iloc[0]
 
 
-def test_every_variant_has_its_figures(compared: tuple[Comparison, Path]) -> None:
+def test_every_variant_has_its_figures(compared: tuple[VariantComparison, SplitModel]) -> None:
     found, _ = compared
     assert list(found.table["model"]) == ["fp32", *NAMES, OTHER_DRAW]
     utterances = found.utterances.groupby("model").size()
@@ -79,7 +87,7 @@ def test_every_variant_has_its_figures(compared: tuple[Comparison, Path]) -> Non
     assert "best_variant" not in found.summary  # there was no monolith to be better than
 
 
-def test_the_float_model_is_the_reference(compared: tuple[Comparison, Path]) -> None:
+def test_the_float_model_is_the_reference(compared: tuple[VariantComparison, SplitModel]) -> None:
     found, _ = compared
     snr = {name: _row(found.table, name)["given_snr_db_min"] for name in ("fp32", *NAMES)}
     assert snr["fp32"] > 90
@@ -88,35 +96,29 @@ def test_the_float_model_is_the_reference(compared: tuple[Comparison, Path]) -> 
     assert _row(found.table, "fp32")["tokens_moved"] == 0
 
 
-def test_sizes_are_those_of_the_files(source: Source, compared: tuple[Comparison, Path]) -> None:
-    found, out = compared
-    for name in NAMES:
-        directory = out / name
-        expected = sum(path.stat().st_size for path in directory.iterdir() if path.suffix != ".json")
-        assert _row(found.table, name)["bytes_all_buckets"] == expected
-        other = directory / f"kokoro_decoder_{max(FRAMES)}.onnx"
-        assert variant_bytes(directory, [min(FRAMES)]) == expected - other.stat().st_size
-    float_bytes = sum((source.cpu / f"{part}.onnx").stat().st_size for part in (DURATION, PROSODY))
-    assert _row(found.table, "q8f16")["bytes_cpu_models"] < 0.27 * float_bytes
+def test_sizes_are_those_of_the_files(floats: SplitModel, compared: tuple[VariantComparison, SplitModel]) -> None:
+    found, written = compared
+    row = _row(found.table, "q8f16")
+    expected = sum(path.stat().st_size for path in written.cpu.iterdir() if path.suffix != ".json")
+    assert row["bytes_all_buckets"] == expected
+    assert row["bytes"] == expected - places.decoder(written.decoders, max(FRAMES)).stat().st_size
+    assert row["bytes_cpu_models"] < 0.27 * floats.cpu_bytes()
 
 
-def test_one_weight_file_serves_all_buckets(compared: tuple[Comparison, Path]) -> None:
-    _, out = compared
-    sizes = [(out / "q8f16" / f"kokoro_decoder_{frames}.onnx").stat().st_size for frames in FRAMES]
-    weights = (out / "q8f16" / "kokoro_decoder.weights").stat().st_size
-    float_weights = sum(
-        tensor.ByteSize() for tensor in read_model(out / "q8f16" / f"kokoro_decoder_{FRAMES[0]}.onnx").graph.initializer
-    )
+def test_one_weight_file_serves_all_buckets(compared: tuple[VariantComparison, SplitModel]) -> None:
+    _, written = compared
+    sizes = [places.decoder(written.decoders, frames).stat().st_size for frames in FRAMES]
+    weights = (written.decoders / places.SHARED_WEIGHTS).stat().st_size
+    decoder = read_model(places.decoder(written.decoders, FRAMES[0]))
     assert abs(sizes[0] - sizes[1]) < 5000
-    assert weights > 0.8 * (float_weights - sizes[0])
+    assert weights > 0.8 * (sum(tensor.ByteSize() for tensor in decoder.graph.initializer) - sizes[0])
 
 
-def test_given_durations_and_source_hold_what_they_say(source: Source) -> None:
+def test_given_durations_and_source_hold_what_they_say(floats: SplitModel) -> None:
     """A model whose durations are all wrong keeps the reference's time; given its source, the float model is exact."""
-    items = _recorded(source, EVALUATION)
-    files = Files.in_directory(source.cpu, source.decoder, FRAMES)
-    truth = whole_model.float_durations(files.duration, items)
-    spoken = {(each.item.id, each.source): each for each in whole_model.speak_split("m", files, items, truth, SEED)}
+    items = _recorded(floats, EVALUATION)
+    truth = whole_model.predicted_durations(floats.duration, items)
+    spoken = {(each.item.id, each.source): each for each in whole_model.speak_split("m", floats, items, truth, SEED)}
     for item in items:
         for kind in (GIVEN, OWN):
             audio = spoken[item.id, kind].audio
@@ -131,14 +133,14 @@ def test_given_durations_and_source_hold_what_they_say(source: Source) -> None:
 
 
 def test_verify_speaks_with_a_decoder_of_any_kind(
-    source: Source, compared: tuple[Comparison, Path], narrow: KModel
+    floats: SplitModel, compared: tuple[VariantComparison, SplitModel], narrow: KModel
 ) -> None:
-    item = _recorded(source, EVALUATION)[0]
-    frontend = Frontend(source.cpu / f"{DURATION}.onnx", source.cpu / f"{PROSODY}.onnx")
+    item = _recorded(floats, EVALUATION)[0]
+    frontend = Frontend(floats.duration, floats.prosody)
     arguments = (item.tokens, item.voice, item.speed, SEED, frontend, narrow)
     found = {
-        kind: verify(directory / f"kokoro_decoder_{max(FRAMES)}.onnx", *arguments)
-        for kind, directory in (("float", source.decoder), ("int8", compared[1] / "q8f16"))
+        kind: verify(places.decoder(model.decoders, max(FRAMES)), *arguments)
+        for kind, model in (("float", floats), ("int8", compared[1]))
     }
     for each in found.values():
         assert (each.kind, each.frames, each.moved_tokens) == ("decoder", item.frames, 0)
@@ -147,15 +149,7 @@ def test_verify_speaks_with_a_decoder_of_any_kind(
     assert snr["float"] > 80 > 40 > snr["int8"]
     assert found["float"].figures()["logmel_mae_db"] < 0.01 < found["int8"].figures()["logmel_mae_db"]
     with pytest.raises(KokoroNpuError, match=r"kokoro_duration\.onnx: its inputs are tokens, token_length"):
-        verify(source.cpu / f"{DURATION}.onnx", *arguments)
-
-
-def test_a_recording_of_another_build_is_refused(source: Source) -> None:
-    items = _recorded(source, EVALUATION)
-    files = Files.in_directory(source.cpu, source.decoder, FRAMES)
-    stranger = ReferenceUtterance(**{**vars(items[0]), "frames": items[0].frames + 1})
-    with pytest.raises(KokoroNpuError, match=r"run the stage `reference-set` again"):
-        whole_model.float_durations(files.duration, [stranger])
+        verify(floats.duration, *arguments)
 
 
 def test_a_short_recording_counts_as_silence_where_it_is_missing() -> None:
@@ -163,11 +157,32 @@ def test_a_short_recording_counts_as_silence_where_it_is_missing() -> None:
     assert whole_model.measured(reference, reference[:3000])["snr_db"] == pytest.approx(10 * np.log10(2), abs=1e-6)
 
 
-def test_unknown_variants_and_empty_comparisons(source: Source, tmp_path: Path) -> None:
-    with pytest.raises(KokoroNpuError, match="variant 'q8f61' does not exist; there are q8f16"):
+def test_unknown_variants_and_empty_comparisons(floats: SplitModel, tmp_path: Path) -> None:
+    with pytest.raises(KokoroNpuError, match=r"variant 'q8f61' does not exist; did you mean .*q8f16"):
         variant("q8f61")
-    settings = Settings(["fp16"], FRAMES, runs=2, seed=SEED)
+    short = SplitModel(floats.cpu, floats.decoders, (2,))
     with pytest.raises(KokoroNpuError, match="no evaluation utterance fits"):
-        compare(source, Path("no"), [], [], settings, tmp_path)
-    with pytest.raises(KokoroNpuError, match=r"kokoro_decoder_2\.onnx does not exist"):
-        compare(source, Path("no"), [], [], Settings(["fp16"], (2,), runs=2, seed=SEED), tmp_path)
+        _compare(short, ["fp16"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("build", "taken"), [("[120,400,1800]", [120, 400]), ("200", [200]), ("1800", [1800]), ("[512,1536]", [512])]
+)
+def test_the_variants_have_the_short_buckets_of_any_build(
+    build: str, taken: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the stage asks for, under the plan of a build of these buckets."""
+    asked = []
+
+    def compared(floats: SplitModel, *_: object) -> None:
+        asked.append(floats.frames)
+        raise KokoroNpuError("enough")
+
+    (tmp_path / "params.yaml").write_text(compose(ROOT, [f"bucket.frames={build}"]), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(variants, "compare", compared)
+    monkeypatch.setattr(variants, "load_reference_set", lambda *_: iter(()))
+    monkeypatch.setattr("sys.argv", ["variants"])
+    with pytest.raises(SystemExit, match="error: enough"):
+        variants.main()
+    assert asked == [taken]

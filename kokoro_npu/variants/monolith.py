@@ -6,28 +6,55 @@ the reference's, so that what is left is the error of its int8 arithmetic; the g
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import onnx
+import onnxruntime as ort
 import torch
 from kokoro.istftnet import TorchSTFT
 from onnx import ModelProto, TensorProto, helper
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import HOP, N_FFT, NOISE_CHANNELS, NOISE_TAIL, STFT_BINS, VOICE_DIM, Array
+from kokoro_npu.geometry import HOP, N_FFT, NOISE_TAIL, Array
 from kokoro_npu.graphs.reading import read_graph, read_model
 from kokoro_npu.graphs.sessions import cpu_session
 
 INPUT_NAMES = ("tokens", "style", "speed")
 
+_AUDIO = "audio"
 _DURATIONS = "/encoder/Cast_output_0"
 _SOURCE = "/decoder/decoder/generator/Concat_3_output_0"
 _MAGNITUDE = "/decoder/decoder/generator/Exp_output_0"
 _PHASE = "/decoder/decoder/generator/Sin_output_0"
+_ANCHORS = {"durations": _DURATIONS, "source": _SOURCE}
+"""What can be given, and the tensor that computes it."""
 
 Durations = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class MonolithSpeech:
+    """What the monolith said.
+
+    Attributes:
+        audio: [N] float32, by its own inverse STFT.
+        durations: [S] integers.
+        magnitude: [1, 11, 120 L + 1] float32, of its spectrum.
+        phase: likewise.
+    """
+
+    audio: Array
+    durations: Durations
+    magnitude: Array
+    phase: Array
+
+    def exact_audio(self) -> Array:
+        """[600 L] float32: the same spectrum by upstream's exact inverse STFT."""
+        stft = TorchSTFT(filter_length=N_FFT, hop_length=HOP, win_length=N_FFT)
+        audio: Array = stft.inverse(torch.from_numpy(self.magnitude), torch.from_numpy(self.phase)).reshape(-1).numpy()
+        return audio
 
 
 def is_monolith(model: ModelProto) -> bool:
@@ -49,14 +76,14 @@ class Monolith:
     def __init__(self, path: Path | str, given: Sequence[str] = ()) -> None:
         graph = read_graph(path)
         made = {name for node in graph.graph.node for name in node.output}
-        anchors = {_DURATIONS, _SOURCE, _MAGNITUDE, _PHASE}
-        if not is_monolith(graph) or not anchors <= made:
+        tensors = {_DURATIONS, _SOURCE, _MAGNITUDE, _PHASE}
+        if not is_monolith(graph) or not tensors <= made:
             raise KokoroNpuError(
                 f"{path}: not the int8 monolith of weights=wheel: inputs {', '.join(INPUT_NAMES)} or the tensors "
-                f"{', '.join(sorted(anchors))} are missing"
+                f"{', '.join(sorted(tensors))} are missing"
             )
-        self._given = tuple(given)
-        self._session = cpu_session(with_given(read_model(path), given).SerializeToString())
+        predicted = () if "durations" in given else (_DURATIONS,)
+        self._session = _session(path, given, (_AUDIO, _MAGNITUDE, _PHASE, *predicted))
 
     def run(
         self,
@@ -65,33 +92,25 @@ class Monolith:
         speed: float,
         durations: Durations | None = None,
         source: Array | None = None,
-    ) -> "Said":
-        """Speak tokens [1, S] with a voice row [1, 256].
+    ) -> MonolithSpeech:
+        """Speak.
 
         Args:
             tokens: [1, S] int64.
-            voice: [1, 256] float32.
+            voice: [1, 256] float32, a row of a voice pack.
             speed: divides durations.
-            durations: [S] or [1, S] integers, where ``given`` names them.
-            source: [1, 22, 120 L + 8] float32, where ``given`` names it; its zero columns are left out.
+            durations: [S] or [1, S] integers, read where ``given`` names them.
+            source: [1, 22, 120 L + 8] float32, read where ``given`` names it; its zero columns are left out.
         """
-        feeds: dict[str, npt.NDArray] = {
-            "tokens": tokens,
-            "style": voice.reshape(1, VOICE_DIM),
-            "speed": np.array([speed], dtype=np.float32),
-        }
-        if "durations" in self._given:
-            assert durations is not None
+        feeds: dict[str, npt.NDArray] = _feeds(tokens, voice, speed)
+        if durations is not None:
             feeds["durations"] = np.asarray(durations, dtype=np.int64).reshape(1, -1)
-        if "source" in self._given:
-            assert source is not None
-            feeds["source"] = np.ascontiguousarray(source[:, :, : source.shape[2] - NOISE_TAIL])
-        used = {info.name for info in self._session.get_inputs()}
-        outputs = [info.name for info in self._session.get_outputs()]
-        values = self._session.run(None, {name: value for name, value in feeds.items() if name in used})
-        found = dict(zip(outputs, values, strict=True))
-        predicted = found[_DURATIONS].reshape(-1) if _DURATIONS in found else np.asarray(durations).reshape(-1)
-        return Said(found["audio"].reshape(-1), predicted, found[_MAGNITUDE], found[_PHASE])
+        if source is not None:
+            feeds["source"] = np.ascontiguousarray(source[:, :, :-NOISE_TAIL])
+        used = {info.name: feeds[info.name] for info in self._session.get_inputs()}
+        audio, magnitude, phase, *predicted = self._session.run(None, used)
+        (said,) = predicted or [feeds["durations"]]
+        return MonolithSpeech(audio.reshape(-1), said.reshape(-1), magnitude, phase)
 
 
 def predict_durations(
@@ -103,78 +122,42 @@ def predict_durations(
         path: the ONNX file.
         sentences: name to tokens [1, S], voice row [1, 256] and speed.
     """
+    session = _session(path, (), (_DURATIONS,))
+    return {name: session.run(None, _feeds(*sentence))[0] for name, sentence in sentences.items()}
+
+
+def _feeds(tokens: npt.NDArray[np.int64], voice: Array, speed: float) -> dict[str, npt.NDArray]:
+    return {"tokens": tokens, "style": voice, "speed": np.array([speed], np.float32)}
+
+
+def _session(path: Path | str, given: Sequence[str], outputs: Sequence[str]) -> ort.InferenceSession:
+    """The monolith with inputs in place of what ``given`` names, cut to what some tensors need."""
     model = read_model(path)
-    del model.graph.output[:]
-    model.graph.output.append(helper.make_tensor_value_info(_DURATIONS, TensorProto.INT64, [1, "predicted_tokens"]))
-    _drop_unread(model.graph)
-    session = cpu_session(model.SerializeToString())
-    return {
-        name: session.run(None, {"tokens": tokens, "style": voice, "speed": np.array([speed], np.float32)})[0]
-        for name, (tokens, voice, speed) in sentences.items()
-    }
-
-
-class Said:
-    """What the monolith said.
-
-    Attributes:
-        audio: [N] float32, by its own inverse STFT.
-        durations: [S] integers.
-    """
-
-    def __init__(self, audio: Array, durations: Durations, magnitude: Array, phase: Array) -> None:
-        self.audio = audio
-        self.durations = durations
-        self._magnitude, self._phase = magnitude, phase
-
-    def exact_audio(self) -> Array:
-        """[600 L] float32: the same spectrum by upstream's exact inverse STFT."""
-        stft = TorchSTFT(filter_length=N_FFT, hop_length=HOP, win_length=N_FFT)
-        spectrum = (torch.from_numpy(np.ascontiguousarray(part)) for part in (self._magnitude, self._phase))
-        audio: Array = stft.inverse(*spectrum).reshape(-1).numpy()
-        return audio
-
-
-def with_given(model: ModelProto, given: Sequence[str]) -> ModelProto:
-    """The monolith with inputs in place of what ``given`` names, and with its durations and spectrum as outputs.
-
-    Args:
-        model: with its weights; it is changed.
-        given: any of ``durations`` (int64 [1, S]) and ``source`` (float32 [1, 22, 120 L + 1]).
-    """
-    anchors = {
-        "durations": (_DURATIONS, helper.make_tensor_value_info("durations", TensorProto.INT64, [1, "given_tokens"])),
-        "source": (
-            _SOURCE,
-            helper.make_tensor_value_info("source", TensorProto.FLOAT, [1, NOISE_CHANNELS, "given_steps"]),
-        ),
-    }
+    types = {_DURATIONS: TensorProto.INT64}
     graph = model.graph
     for name in given:
-        anchor, info = anchors[name]
-        graph.input.append(info)
+        anchor = _ANCHORS[name]
+        graph.input.append(helper.make_tensor_value_info(name, types.get(anchor, TensorProto.FLOAT), None))
         for node in graph.node:
-            for index, read in enumerate(node.input):
-                if read == anchor:
-                    node.input[index] = name
-    spectrum = (1, STFT_BINS, "steps")
-    graph.output.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, spectrum) for n in (_MAGNITUDE, _PHASE))
-    if "durations" not in given:
-        graph.output.append(helper.make_tensor_value_info(_DURATIONS, TensorProto.INT64, [1, "predicted_tokens"]))
-    _drop_unread(graph)
-    return model
+            node.input[:] = [name if read == anchor else read for read in node.input]
+    del graph.output[:]
+    graph.output.extend(
+        helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None) for name in outputs
+    )
+    _drop_unread(model)
+    return cpu_session(model.SerializeToString())
 
 
-def _drop_unread(graph: onnx.GraphProto) -> None:
-    """Leave out the nodes whose outputs nothing reads any more: they would only cost time."""
-    wanted = {info.name for info in graph.output}
+def _drop_unread(model: ModelProto) -> None:
+    """Leave out the nodes whose outputs nothing reads: they would only cost time."""
+    wanted = {info.name for info in model.graph.output}
     kept = []
-    for node in reversed(graph.node):
+    for node in reversed(model.graph.node):
         if wanted.intersection(node.output):
             wanted.update(node.input)
             kept.append(node)
-    del graph.node[:]
-    graph.node.extend(reversed(kept))
-    initializers = [tensor for tensor in graph.initializer if tensor.name in wanted]
-    del graph.initializer[:]
-    graph.initializer.extend(initializers)
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(kept))
+    initializers = [tensor for tensor in model.graph.initializer if tensor.name in wanted]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(initializers)

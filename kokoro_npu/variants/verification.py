@@ -1,12 +1,12 @@
 """One text spoken by a model and by upstream's PyTorch model, to listen to and to measure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from kokoro import KModel
+from onnx import ModelProto
 
 from kokoro_npu.audio import metrics
 from kokoro_npu.errors import KokoroNpuError
@@ -53,7 +53,7 @@ class Verified:
 
 
 def verify(
-    model: Path | str,
+    path: Path | str,
     tokens: npt.NDArray[np.int64],
     voice: Array,
     speed: float,
@@ -64,7 +64,7 @@ def verify(
     """Speak tokens with a model and with PyTorch, from the same source.
 
     Args:
-        model: a decoder of this project, float or quantized, of any bucket that holds the text; or the int8 monolith.
+        path: a decoder of this project, float or quantized, of any bucket that holds the text; or the int8 monolith.
         tokens: [1, S] int64.
         voice: [1, 256] float32.
         speed: divides durations.
@@ -75,26 +75,27 @@ def verify(
     Raises:
         KokoroNpuError: the file is neither kind of model, or the text does not fit its bucket.
     """
-    graph = read_graph(model)
-    shapes = {info.name: tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim) for info in graph.graph.input}
+    model = read_graph(path)
     prepared = frontend.prepare(tokens, voice, speed, speech_noise(seed))
     truth, durations = reference.synthesize(kmodel, tokens, voice, speed, prepared.features["noise"], prepared.frames)
-    if is_monolith(graph):
-        spoken = Monolith(model).run(tokens, voice, speed)
+    if is_monolith(model):
+        spoken = Monolith(path).run(tokens, voice, speed)
         kind, audio, own = "whole model", spoken.audio, spoken.durations
     else:
-        bucket = _bucket(model, shapes)
         kind, own = "decoder", prepared.durations[0]
-        audio = trim(cpu_session(model).run(None, pad_to_bucket(prepared.features, bucket))[0], prepared.frames)
-    moved = np.abs(np.asarray(own, dtype=np.int64) - durations)
+        inputs = pad_to_bucket(prepared.features, _bucket(path, model))
+        audio = trim(cpu_session(path).run(None, inputs)[0], prepared.frames)
+    moved = np.abs(own.astype(np.int64) - durations)
     return Verified(kind, prepared.frames, truth, audio, int((moved > 0).sum()), int(moved.sum()))
 
 
-def _bucket(model: Path | str, shapes: Mapping[str, tuple[int, ...]]) -> Bucket:
+def _bucket(path: Path | str, model: ModelProto) -> Bucket:
+    """The bucket of a decoder, by its inputs."""
+    shapes = {info.name: tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim) for info in model.graph.input}
     frames = shapes.get("aligned_features", (0,))[-1]
-    if not frames or dict(shapes) != Bucket(frames).input_shapes:
+    if not frames or shapes != Bucket(frames).input_shapes:
         raise KokoroNpuError(
-            f"{model}: its inputs are {', '.join(shapes)}; expected a decoder ({', '.join(Bucket(2).input_shapes)}, "
+            f"{path}: its inputs are {', '.join(shapes)}; expected a decoder ({', '.join(Bucket(2).input_shapes)}, "
             f"static) or a whole model ({', '.join(INPUT_NAMES)})"
         )
     return Bucket(frames)

@@ -10,7 +10,7 @@ Two things would drown the error that quantization makes, and are therefore held
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ import pandas as pd
 from tqdm import tqdm
 
 from kokoro_npu.audio import metrics
+from kokoro_npu.build import places
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
-from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.graphs.sessions import cpu_session
 from kokoro_npu.host.frontend import Frontend, duration_feeds, prosody_feeds
@@ -59,54 +59,46 @@ class Spoken:
 
 
 @dataclass(frozen=True)
-class Files:
-    """A split model.
+class SplitModel:
+    """A whole model of this project, as files.
 
     Attributes:
-        duration: the duration model.
-        prosody: the prosody model.
-        decoders: bucket frames to decoder.
+        cpu: directory of the duration and the prosody model.
+        decoders: directory of the decoders and of the weights that they share.
+        frames: buckets of the decoders.
     """
 
-    duration: Path
-    prosody: Path
-    decoders: Mapping[int, Path]
+    cpu: Path
+    decoders: Path
+    frames: Sequence[int]
 
-    @classmethod
-    def in_directory(cls, cpu: Path, decoder: Path, frames: Sequence[int]) -> "Files":
-        """The files by their usual names."""
-        decoders = {size: decoder / f"kokoro_decoder_{size}.onnx" for size in frames}
-        return cls(cpu / "kokoro_duration.onnx", cpu / "kokoro_prosody.onnx", decoders)
+    @property
+    def duration(self) -> Path:
+        """The duration model."""
+        return self.cpu / places.DURATION_MODEL
 
-    def frontend(self) -> Frontend:
-        """Sessions of the CPU models."""
-        return Frontend(self.duration, self.prosody)
+    @property
+    def prosody(self) -> Path:
+        """The prosody model."""
+        return self.cpu / places.PROSODY_MODEL
+
+    def cpu_bytes(self) -> int:
+        """Bytes of the CPU models."""
+        return self.duration.stat().st_size + self.prosody.stat().st_size
+
+    def bytes(self, frames: Sequence[int]) -> int:
+        """Bytes of all files that speak with the decoders of some buckets."""
+        files = [self.decoders / places.SHARED_WEIGHTS, *(places.decoder(self.decoders, size) for size in frames)]
+        return self.cpu_bytes() + sum(path.stat().st_size for path in files)
 
 
-def predicted_durations(model: Path, recorded: Sequence[ReferenceUtterance]) -> dict[str, Durations]:
+def predicted_durations(model: Path, utterances: Sequence[ReferenceUtterance]) -> dict[str, Durations]:
     """Durations [1, S] by utterance of a duration model."""
     session = cpu_session(model)
     return {
-        item.id: session.run(["durations"], duration_feeds(item.tokens, item.voice, item.speed))[0] for item in recorded
+        item.id: session.run(["durations"], duration_feeds(item.tokens, item.voice, item.speed))[0]
+        for item in utterances
     }
-
-
-def float_durations(model: Path, recorded: Sequence[ReferenceUtterance]) -> dict[str, Durations]:
-    """Durations [1, S] by utterance of the float duration model, which were recorded to equal PyTorch's.
-
-    Raises:
-        KokoroNpuError: they did not, or the model is another than the recorded one.
-    """
-    found = predicted_durations(model, recorded)
-    for item in recorded:
-        frames = int(found[item.id].sum())
-        if item.duration_mismatches or frames != item.frames:
-            raise KokoroNpuError(
-                f"utterance {item.id}: the float duration model gives {frames} frames, recorded were "
-                f"{item.frames} with {item.duration_mismatches} tokens unlike PyTorch: "
-                "run the stage `reference-set` again"
-            )
-    return found
 
 
 def moved_durations(found: Mapping[str, npt.NDArray], truth: Mapping[str, Durations]) -> dict[str, int]:
@@ -128,19 +120,28 @@ def moved_durations(found: Mapping[str, npt.NDArray], truth: Mapping[str, Durati
 
 def speak_split(
     name: str,
-    files: Files,
-    recorded: Sequence[ReferenceUtterance],
+    model: SplitModel,
+    utterances: Sequence[ReferenceUtterance],
     truth: Mapping[str, Durations],
     seed: int,
     sources: Sequence[str] = SOURCES,
 ) -> Iterator[Spoken]:
-    """Every utterance by a split model, from each source; decoder by decoder, one in memory at a time."""
-    frontend = files.frontend()
+    """Every utterance by a split model, from each source; decoder by decoder, one in memory at a time.
+
+    Args:
+        name: of the model.
+        model: its files.
+        utterances: each fits a bucket.
+        truth: durations by utterance.
+        seed: of the source's noise.
+        sources: any of ``given`` and ``own``.
+    """
+    frontend = Frontend(model.duration, model.prosody)
     by_bucket: dict[int, list[ReferenceUtterance]] = {}
-    for item in recorded:
-        by_bucket.setdefault(select_bucket(item.frames, files.decoders).frames, []).append(item)
+    for item in utterances:
+        by_bucket.setdefault(select_bucket(item.frames, model.frames).frames, []).append(item)
     for size, items in sorted(by_bucket.items()):
-        session, bucket = cpu_session(files.decoders[size]), Bucket(size)
+        session, bucket = cpu_session(places.decoder(model.decoders, size)), Bucket(size)
         for item in items:
             noise = corpus_noise(seed, item.id)
             features = frontend.prepare(item.tokens, item.voice, item.speed, noise, truth[item.id]).features
@@ -151,25 +152,19 @@ def speak_split(
 
 
 def speak_monolith(
-    path: Path, recorded: Sequence[ReferenceUtterance], truth: Mapping[str, Durations]
+    path: Path, utterances: Sequence[ReferenceUtterance], truth: Mapping[str, Durations]
 ) -> Iterator[Spoken]:
     """Every utterance by the int8 monolith, from both sources, by its own inverse STFT and by the exact one."""
     for source in SOURCES:
         model = Monolith(path, ("durations", "source") if source == GIVEN else ("durations",))
-        for item in recorded:
+        for item in utterances:
             said = model.run(item.tokens, item.voice, item.speed, truth[item.id], item.features["noise"])
             yield Spoken(MONOLITH, item, source, said.audio)
             yield Spoken(MONOLITH_EXACT, item, source, said.exact_audio())
 
 
-def measure(spoken: Iterator[Spoken], total: int, what: str) -> pd.DataFrame:
-    """Figures of recordings, one row each: ``model, utterance, frames, source, snr_db, logmel_mae, magspec_corr``.
-
-    Args:
-        spoken: the recordings, made one at a time.
-        total: how many there will be.
-        what: names them in the progress bar.
-    """
+def measure(spoken: Iterable[Spoken]) -> pd.DataFrame:
+    """Figures of recordings, one row each: ``model, utterance, frames, source, snr_db, logmel_mae, magspec_corr``."""
     rows = [
         {
             "model": each.model,
@@ -178,7 +173,7 @@ def measure(spoken: Iterator[Spoken], total: int, what: str) -> pd.DataFrame:
             "source": each.source,
             **measured(each.item.reference, each.audio),
         }
-        for each in tqdm(spoken, desc=f"speak {what}", total=total, unit="recording")
+        for each in tqdm(spoken, desc="speak", unit="recording")
     ]
     return pd.DataFrame(rows)
 
@@ -203,52 +198,52 @@ def cpu_feeds(duration: ort.InferenceSession, item: ReferenceUtterance, duration
 
 
 def time_ratios(
-    float_files: Files,
-    others: Mapping[str, Files],
-    recorded: Sequence[ReferenceUtterance],
+    base: SplitModel,
+    models: Mapping[str, SplitModel],
+    utterances: Sequence[ReferenceUtterance],
     truth: Mapping[str, Durations],
     runs: int,
 ) -> dict[str, dict[str, float]]:
-    """Time of CPU models over the float ones', in one process, their runs interleaved.
+    """Time of CPU models over those of a base, in one process, their runs interleaved.
 
     It is the processor time of one thread: what other processes do on the machine does not enter it, nor do threads
     that spin while they wait.
 
     Args:
-        float_files: the float model.
-        others: name to model.
-        recorded: what is spoken; each utterance counts with its fastest run.
+        base: the model that the others are divided by.
+        models: by name.
+        utterances: what is spoken; each counts with its fastest run.
         truth: durations by utterance.
         runs: of each model and utterance, after one that is not counted.
 
     Returns:
-        Name to ``duration``, ``prosody`` and ``both``: sum of the fastest runs over that of the float model.
+        Name to ``duration``, ``prosody`` and ``both``: sum of the fastest runs over that of the base.
     """
     sessions = {
-        name: (cpu_session(files.duration, 1), cpu_session(files.prosody, 1))
-        for name, files in {"": float_files, **others}.items()
+        name: (cpu_session(model.duration, 1), cpu_session(model.prosody, 1))
+        for name, model in {"": base, **models}.items()
     }
-    sums: dict[str, list[float]] = {name: [0.0, 0.0] for name in sessions}
-    for item in tqdm(recorded, desc="time cpu models", unit="utterance"):
+    seconds = {name: np.zeros(2) for name in sessions}
+    for item in tqdm(utterances, desc="time cpu models", unit="utterance"):
         feeds = cpu_feeds(sessions[""][0], item, truth[item.id])
-        seconds: dict[tuple[str, int], list[float]] = {}
-        for run in range(-1, runs):
+        fastest = {name: np.full(2, np.inf) for name in sessions}
+        for run in range(1 + runs):
             for name, pair in sessions.items():
                 for part, (session, inputs) in enumerate(zip(pair, feeds, strict=True)):
                     start = time.process_time()
                     session.run(None, inputs)
-                    if run >= 0:
-                        seconds.setdefault((name, part), []).append(time.process_time() - start)
-        for (name, part), values in seconds.items():
-            sums[name][part] += min(values)
-    base = sums.pop("")
+                    if run:
+                        fastest[name][part] = min(fastest[name][part], time.process_time() - start)
+        for name, parts in fastest.items():
+            seconds[name] += parts
+    one = seconds.pop("")
     return {
         name: {
-            "duration": round(parts[0] / base[0], 3),
-            "prosody": round(parts[1] / base[1], 3),
-            "both": round(sum(parts) / sum(base), 3),
+            "duration": round(float(parts[0] / one[0]), 3),
+            "prosody": round(float(parts[1] / one[1]), 3),
+            "both": round(float(parts.sum() / one.sum()), 3),
         }
-        for name, parts in sums.items()
+        for name, parts in seconds.items()
     }
 
 
