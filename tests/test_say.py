@@ -137,6 +137,12 @@ def test_what_cannot_be_said_is_one_line_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_cannot_be_written_is_one_line(artifacts: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    result = say(artifacts, "ab.", "--phonemes", "-o", str(tmp_path / "file/x.wav"))
+    assert "file/x.wav cannot be written: " in error(result)
+
+
 def test_text_that_is_no_utf8_is_one_line(artifacts: Path, tmp_path: Path) -> None:
     result = say(artifacts, "-i", "-", "-o", str(tmp_path / "x.wav"), stdin=b"caf\xe9")
     assert error(result) == "- is not UTF-8 text (byte 3)"

@@ -15,7 +15,7 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
-from kokoro_npu.speech.evaluation import against_pytorch, check_gate, load_sentences, summary
+from kokoro_npu.speech.evaluation import against_pytorch, check_gate, summary
 from kokoro_npu.speech.models import Models, models_of_build
 from kokoro_npu.speech.phonemizer import Phonemizer
 from kokoro_npu.speech.synthesizer import SpokenUtterance, Synthesizer
@@ -23,6 +23,7 @@ from kokoro_npu.weights.canonical import load_voices
 
 ROOT = Path(__file__).resolve().parents[1]
 EXACT_DB = 85.0
+SENTENCES = (ROOT / "data/sentences.txt").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.fixture
@@ -74,22 +75,11 @@ def test_other_durations_miss_the_gate() -> None:
         check_gate(table, EXACT_DB)
 
 
-def test_sentences_come_one_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "sentences.txt"
-    with pytest.raises(KokoroNpuError, match=r"No such file or directory; see speech\.sentences"):
-        load_sentences(path)
-    path.write_text("\n \n")
-    with pytest.raises(KokoroNpuError, match="the file holds none"):
-        load_sentences(path)
-    path.write_text("One.\n\n Two. \n")
-    assert load_sentences(path) == ["One.", "Two."]
-
-
 def test_there_are_twenty_sentences_and_none_is_in_the_corpus() -> None:
-    sentences = load_sentences(ROOT / "data/sentences.txt")
     corpus = yaml.safe_load((ROOT / "data/corpus.yaml").read_text(encoding="utf-8"))["utterances"]
-    assert len(set(sentences)) == 20
-    assert set(sentences).isdisjoint(utterance["text"] for utterance in corpus)
+    assert len(set(SENTENCES)) == len(SENTENCES) == 20
+    assert all(sentence.strip() for sentence in SENTENCES)
+    assert set(SENTENCES).isdisjoint(utterance["text"] for utterance in corpus)
 
 
 @pytest.mark.weights
@@ -102,9 +92,8 @@ def test_twenty_sentences_equal_pytorch(real_weights: Path, real_kmodel: KModel,
     write_onnx(decoder, export_decoder(real_kmodel, bucket))
     voices = load_voices(real_weights)
     synthesizer = Synthesizer(Models(duration, prosody, {bucket.frames: decoder}, voices, real_kmodel.vocab))
-    sentences = load_sentences(ROOT / "data/sentences.txt")
     # Sentences 16 to 20 are of 7 to 13 s: their first clause stands for them.
-    short = [*sentences[:15], *(sentence.partition(",")[0].partition(":")[0] + "." for sentence in sentences[15:])]
+    short = [*SENTENCES[:15], *(sentence.partition(",")[0].partition(":")[0] + "." for sentence in SENTENCES[15:])]
     table = against_pytorch(real_kmodel, synthesizer, Phonemizer(real_kmodel.vocab, tagger=False), short, seed=0)
     assert table["sentence"].nunique() == 20
     check_gate(table, EXACT_DB)

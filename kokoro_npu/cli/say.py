@@ -2,11 +2,14 @@
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
+import numpy as np
+import soundfile
 
+from kokoro_npu.audio.wav import write_wav
 from kokoro_npu.build.labels import FP32, QUANTIZED
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import SAMPLE_RATE
@@ -14,7 +17,7 @@ from kokoro_npu.machine import THREADS
 from kokoro_npu.speech.models import DIRECTORIES, Models, models_of_build
 from kokoro_npu.speech.npu import is_emulated
 from kokoro_npu.speech.phonemizer import LANGUAGES, Phonemizer, paragraphs
-from kokoro_npu.speech.sound import loudspeaker, wav_file
+from kokoro_npu.speech.sound import loudspeaker
 from kokoro_npu.speech.synthesizer import SpokenUtterance, Synthesizer, check
 
 DEFAULT_VOICE = "af_heart"
@@ -73,19 +76,23 @@ def command(
         check(models, part, voice, speed)
     synthesizer = Synthesizer(models, threads)
 
-    with ExitStack() as stack:
-        sinks = [stack.enter_context(wav_file(output))] if output else []
-        sinks += [stack.enter_context(loudspeaker())] if play else []
+    with loudspeaker() if play else nullcontext() as sound:
         started = time.perf_counter()
         first = 0.0
         spoken: list[SpokenUtterance] = []
         for utterance in synthesizer.speak(spoken_parts, voice, speed, seed, prompt=play):
             first = first or time.perf_counter() - started
-            for sink in sinks:
-                sink(utterance.audio)
+            if sound:
+                sound(utterance.audio)
             spoken.append(utterance)
         seconds = time.perf_counter() - started
-    length = sum(len(utterance.audio) for utterance in spoken) / SAMPLE_RATE
+    audio = np.concatenate([utterance.audio for utterance in spoken])
+    length = len(audio) / SAMPLE_RATE
+    if output:
+        try:
+            write_wav(output, audio)
+        except (OSError, soundfile.SoundFileError) as error:
+            raise KokoroNpuError(f"{output} cannot be written: {error}") from error
     buckets = sorted({utterance.bucket.frames for utterance in spoken})
     click.echo(
         f"{output or 'played'}: {length:.1f} s in {len(spoken)} utterance{'s' * (len(spoken) > 1)}, voice {voice}, "

@@ -6,7 +6,7 @@
 ``models``       Which files speak: those of a build (artifacts/).
 ``npu``          Decoders on Qualcomm's NPU: context binaries through ONNX Runtime's QNN provider.
 ``phonemizer``   Text to Kokoro's phonemes, offline: misaki's English front end where its tagger is installed.
-``sound``        Where speech goes: a WAV file that appears when it is whole, and the loudspeaker.
+``sound``        The loudspeaker: speech is played while it is made.
 ``synthesizer``  Phonemes and a voice to audio: the whole path through the split model.
 ``utterances``   Phonemes to utterances: whole sentences where they fit, else cut at clauses.
 """

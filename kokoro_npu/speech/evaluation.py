@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,22 +20,6 @@ from kokoro_npu.speech.utterances import utterances
 
 SPEEDS = (1.0, 0.9, 1.2)
 """Sentences take turns at these, and at the voices."""
-
-
-def load_sentences(path: Path | str) -> list[str]:
-    """One sentence a line.
-
-    Raises:
-        KokoroNpuError: the file is missing or empty.
-    """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise KokoroNpuError(f"sentences {path}: {error.strerror}; see speech.sentences") from error
-    sentences = [line.strip() for line in lines if line.strip()]
-    if not sentences:
-        raise KokoroNpuError(f"sentences {path}: the file holds none; write one a line")
-    return sentences
 
 
 def against_pytorch(

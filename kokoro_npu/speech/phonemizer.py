@@ -59,10 +59,8 @@ class Phonemizer:
         self._alphabet, self._language = alphabet, language
         english = language.startswith("en-")
         if english and (_tagger_is_installed() if tagger is None else tagger):
-            self.name = "misaki"
             self._convert = _misaki_english(british=language == "en-gb")
         else:
-            self.name = "misaki-espeak"
             convert = _misaki_espeak(language)
             self._convert = (lambda text: convert(spoken_forms(text))) if english else convert
 

@@ -1,20 +1,14 @@
-"""Where speech goes: a WAV file that appears when it is whole, and the loudspeaker."""
+"""The loudspeaker: speech is played while it is made."""
 
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
-import soundfile
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.files import atomic
 from kokoro_npu.geometry import SAMPLE_RATE, Array
-
-Sink = Callable[[Array], None]
-"""Takes audio, [N] float32 at 24 kHz, one part after the other."""
 
 _RATE = str(SAMPLE_RATE)
 PLAYERS = (
@@ -27,20 +21,8 @@ PLAYERS = (
 
 
 @contextmanager
-def wav_file(path: Path | str) -> Iterator[Sink]:
-    """A 16-bit mono WAV file, put in place when the block ends without an error."""
-    with atomic(path) as tmp:
-        try:
-            file = soundfile.SoundFile(tmp, "w", SAMPLE_RATE, 1, "PCM_16", format="WAV")
-        except (OSError, soundfile.SoundFileError) as error:
-            raise KokoroNpuError(f"{path} cannot be written: {error}") from error
-        with file:
-            yield file.write
-
-
-@contextmanager
-def loudspeaker() -> Iterator[Sink]:
-    """A player that sounds as the parts come; leaving the block waits until it has played them.
+def loudspeaker() -> Iterator[Callable[[Array], None]]:
+    """A player that sounds as the parts come, [N] float32 at 24 kHz each; leaving the block waits until it has played.
 
     Raises:
         KokoroNpuError: no player is installed, or it failed.

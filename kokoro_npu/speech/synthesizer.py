@@ -22,10 +22,6 @@ _FRAMES_PER_PHONEME = 3
 """Of ordinary speech, to choose how many sentences share an utterance."""
 
 
-class TooLongError(KokoroNpuError):
-    """An utterance of more frames than the largest bucket has."""
-
-
 @dataclass(frozen=True)
 class SpokenUtterance:
     """One utterance as it was spoken.
@@ -82,19 +78,19 @@ class Synthesizer:
             index: number of the utterance in the speech.
 
         Raises:
-            TooLongError: it has more frames than the largest bucket.
             KokoroNpuError: it cannot be said.
         """
         check(self.models, phonemes, voice, speed)
         tokens = tokenize(phonemes, self.models.vocab, "phonemes")
         row = voice_row(self.models.voices, voice, phonemes)
-        prepared = self._frontend.prepare(tokens, row, speed, speech_noise(seed, index))
-        if prepared.frames > (largest := max(self.models.decoders)):
-            raise TooLongError(f"{prepared.frames} frames do not fit the largest bucket of {largest}: split the text")
-        return prepared
+        return self._frontend.prepare(tokens, row, speed, speech_noise(seed, index))
 
     def decode(self, phonemes: str, prepared: Prepared) -> SpokenUtterance:
-        """Run the decoder of the smallest bucket that holds an utterance."""
+        """Run the decoder of the smallest bucket that holds an utterance.
+
+        Raises:
+            KokoroNpuError: none does.
+        """
         bucket = select_bucket(prepared.frames, self.models.decoders)
         audio = self._session(bucket.frames).run(None, pad_to_bucket(prepared.features, bucket))[0]
         return SpokenUtterance(phonemes, prepared.frames, bucket, trim(audio, prepared.frames))
@@ -121,11 +117,8 @@ class Synthesizer:
             waiting = utterances(left.pop(0), self._target, prompt=prompt and index == 0)
             while waiting:
                 phonemes = waiting.pop(0)
-                try:
-                    prepared = self.prepare(phonemes, voice, speed, seed, index)
-                except TooLongError:
-                    if len(phonemes) < 2:
-                        raise
+                prepared = self.prepare(phonemes, voice, speed, seed, index)
+                if prepared.frames > max(self.models.decoders) and len(phonemes) > 1:
                     waiting[:0] = cut(phonemes)
                     continue
                 if prompt and index == 0 and prepared.frames > min(self.models.decoders):

@@ -1,11 +1,13 @@
 """Stage speech-eval: the runtime against PyTorch on sentences of its own, and how soon it sounds; gated."""
 
+from pathlib import Path
+
 from omegaconf import DictConfig
 
 from kokoro_npu.build import places
 from kokoro_npu.build.labels import FP32
 from kokoro_npu.build.reports import write_report, write_table
-from kokoro_npu.speech.evaluation import against_pytorch, check_gate, load_sentences, summary
+from kokoro_npu.speech.evaluation import against_pytorch, check_gate, summary
 from kokoro_npu.speech.models import DIRECTORIES, models_of_build
 from kokoro_npu.speech.phonemizer import Phonemizer
 from kokoro_npu.speech.synthesizer import Synthesizer
@@ -22,7 +24,7 @@ def main(cfg: DictConfig) -> None:
     }
     # Without misaki's tagger even where it is installed: the report must not depend on the machine.
     to_phonemes = Phonemizer(model.vocab, tagger=False)
-    sentences = load_sentences(cfg.speech.sentences)
+    sentences = Path(cfg.speech.sentences).read_text(encoding="utf-8").splitlines()
     table = against_pytorch(model, synthesizers[FP32], to_phonemes, sentences, cfg.seed)
     write_table(places.SPEECH / "sentences.csv", table)
     report = summary(table, synthesizers, to_phonemes, cfg.speech.timed_text, cfg.speech.runs)
