@@ -4,10 +4,8 @@ from omegaconf import DictConfig
 
 from kokoro_npu.audit.decoder import audit_decoder
 from kokoro_npu.build import places
-from kokoro_npu.build.reports import metrics_row
+from kokoro_npu.build.reports import metrics_row, write_report
 from kokoro_npu.compile.options import CompileSettings, Target
-from kokoro_npu.files import write_json
-from kokoro_npu.weights.canonical import source_label
 from stages._config import plain, stage
 
 
@@ -24,8 +22,8 @@ def main(cfg: DictConfig) -> None:
         places.AUDIT / str(cfg.frames),
         cfg.audit.op_table,
     )
-    weights = {"weights_source": source_label(places.WEIGHTS)}
-    write_json(places.REPORTS / f"audit/{cfg.frames}.json", metrics_row(report) | weights)
+    path = places.REPORTS / f"audit/{cfg.frames}.json"
+    write_report(path, metrics_row(report), cfg.quantize.precision, report["backend"])
     if report["placed"]:
         print(f"{cfg.frames} frames: {report['nodes_on_npu']} of {report['nodes']} nodes on the NPU")
     else:

@@ -92,7 +92,7 @@ def utterances() -> list[ReferenceUtterance]:
         reference = (clean + 0.001 * rng.standard_normal(clean.shape)).astype(np.float32)
         assert audio.size == reference.size
         found.append(
-            ReferenceUtterance(f"u{frames}", "evaluation", frames, 1.0, 0, features, reference,
+            ReferenceUtterance(f"u{frames}", frames, 1.0, 0, features, reference,
                      np.zeros((1, 3), np.int64), np.zeros((1, 256), np.float32))
         )  # fmt: skip
     return found

@@ -116,5 +116,6 @@ def quantize_w8a16(source: Path, target: Path) -> Path:
     config = get_qnn_qdq_config(
         str(source), _RandomInputs(), activation_type=QuantType.QUInt16, weight_type=QuantType.QUInt8
     )
+    config.extra_options["UseQDQContribOps"] = False  # as the pipeline: Q/DQ of ONNX itself, opset 21
     quantize(str(source), str(target), config)
     return target

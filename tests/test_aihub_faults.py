@@ -78,7 +78,7 @@ def _assert_nothing_lost_or_twice(hub: FakeHub, root: Path) -> None:
     assert len(hub.names()) == 2
     assert json.loads((root / "compile.json").read_text())["compiled"]
     measured = json.loads((root / "profile.json").read_text())
-    assert measured["device_quant_snr_db_min"] > 40
+    assert measured["device_quantized_snr_db_min"] > 40
     assert (root / "compiled" / str(FRAMES) / f"kokoro_decoder_{FRAMES}_ctx_qnn.bin").is_file()
     assert list(root.rglob(".*.part")) == []
 
@@ -193,6 +193,6 @@ def _sequence(tmp_path: Path, sequence: int) -> tuple[Counter[str], Counter[str]
         weather.over = True
         time.sleep(_LATE if weather.injected["late"] else 0)  # what nobody listened to is still processed
         assert place.compile(target, **_CALM)["compiled"], sequence
-        assert place.profile(**_CALM)["device_quant_snr_db_min"] > 40, sequence
+        assert place.profile(**_CALM)["device_quantized_snr_db_min"] > 40, sequence
         assert len(hub.names()) == len(set(hub.names())) == (4 if sequence % 4 == 0 else 2), f"{sequence}: twice"
     return ends, weather.injected

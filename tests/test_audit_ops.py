@@ -12,7 +12,7 @@ from kokoro_npu.errors import KokoroNpuError
 from tests.small_graphs import decoder_like, save_model
 
 SM8650 = Target("sm8650", "Snapdragon 8 Gen 3", 57, 75, 8)
-SEED0_SCRIPT = {
+BLOCKERS_OF_THE_REQUIREMENTS = {
     "Loop",
     "If",
     "SplitToSequence",
@@ -63,7 +63,7 @@ def _with_loop(path: Path) -> Path:
 
 
 def test_decoder_like_graph_is_clean(tmp_path: Path) -> None:
-    audit = audit_graph(decoder_like(tmp_path / "m.onnx"))
+    audit = audit_graph(decoder_like(tmp_path / "m.onnx"), op_table())
     assert audit.blocking == ()
     assert audit.dynamic == ()
     assert audit.nodes == 28
@@ -71,12 +71,12 @@ def test_decoder_like_graph_is_clean(tmp_path: Path) -> None:
     assert rows["Mul"].count == 6
     assert rows["Conv"].status == "full"
     assert rows["Expand"].status == "not listed"
-    assert "appendix" in rows["Conv"].source
-    require_npu_ready(audit, "m.onnx")
+    assert rows["Conv"].source == "QNN operator table: fully supported"
+    require_npu_ready(audit, tmp_path / "m.onnx")
 
 
 def test_blocking_ops_are_named_in_subgraphs_too(tmp_path: Path) -> None:
-    audit = audit_graph(_with_loop(tmp_path / "loop.onnx"))
+    audit = audit_graph(_with_loop(tmp_path / "loop.onnx"), op_table())
     assert audit.blocking == (("choose", "If"), ("choose/expand_durations", "Loop"))
     with pytest.raises(KokoroNpuError, match=r"loop\.onnx.*choose/expand_durations \(Loop\)"):
         require_npu_ready(audit, tmp_path / "loop.onnx")
@@ -100,7 +100,7 @@ def test_dynamic_dimensions_are_followed_through_the_graph(tmp_path: Path) -> No
         helper.make_node("Exp", ["a"], ["y"], name="n2"),
     ]
     path = save_model(tmp_path / "dyn.onnx", nodes, {"x": (1, "time")}, {"y": (1, "time")})
-    audit = audit_graph(path)
+    audit = audit_graph(path, op_table())
     assert audit.dynamic == ("x", "a", "y")
     with pytest.raises(KokoroNpuError, match="dimensions that are no integers at x, a, y"):
         require_npu_ready(audit, path)
@@ -114,15 +114,15 @@ def test_a_data_dependent_shape_is_dynamic(tmp_path: Path) -> None:
     ]
     order = [nodes[2], nodes[0], nodes[1]]
     path = save_model(tmp_path / "d.onnx", order, {"x": (1, 4), "z": (4,), "z0": (4,)}, {"y": (1, 1)})
-    assert audit_graph(path).dynamic == ("a",)
+    assert audit_graph(path, op_table()).dynamic == ("a",)
 
 
-def test_table_holds_the_appendix_and_the_script_of_seed0() -> None:
+def test_the_table_holds_the_listed_operators_and_the_blockers_that_the_requirements_search_for() -> None:
     table = op_table()
-    statuses = [status for status, source in table.values() if source.startswith("seed 0 appendix")]
+    statuses = [status for status, source in table.values() if source.startswith("QNN operator table: ")]
     assert {s: statuses.count(s) for s in set(statuses)} == {"full": 45, "partial": 5, "blocked": 12}
-    assert all(table[op][0] == "blocked" for op in SEED0_SCRIPT)
-    assert table["RandomNormal"] == ("blocked", "this project: a random op like those of seed 0's list")
+    assert all(table[op][0] == "blocked" for op in BLOCKERS_OF_THE_REQUIREMENTS)
+    assert table["RandomNormal"] == ("blocked", "this project: a random op like those of the table")
     assert table["Where"][0] == "partial"
 
 
@@ -142,10 +142,10 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
 def test_no_model_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "junk.onnx"
     with pytest.raises(KokoroNpuError, match="no such model"):
-        audit_graph(path)
+        audit_graph(path, op_table())
     path.write_bytes(content)
     with pytest.raises(KokoroNpuError, match="not an ONNX model"):
-        audit_graph(path)
+        audit_graph(path, op_table())
 
 
 def test_without_the_compiler_the_structure_is_still_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,13 @@ from onnx import helper
 
 from kokoro_npu.audio import metrics
 from kokoro_npu.audit.decoder import audit_decoder
-from kokoro_npu.audit.ops import audit_graph
+from kokoro_npu.audit.ops import audit_graph, op_table
 from kokoro_npu.audit.placement import audit_placement
 from kokoro_npu.cli.main import cli
 from kokoro_npu.compile import toolchain
-from kokoro_npu.compile.backends import compile_decoder, compile_decoders
 from kokoro_npu.compile.binary import check_binary, model_io, read_binary
-from kokoro_npu.compile.chips import read_chips
+from kokoro_npu.compile.chips import read_chip
+from kokoro_npu.compile.local import compile_decoder
 from kokoro_npu.compile.options import CompileSettings, Spec, Target, provider_options
 from kokoro_npu.compile.shared import compile_shared
 from kokoro_npu.errors import KokoroNpuError
@@ -104,7 +104,7 @@ def _decoders(directory: Path, frames: Sequence[int]) -> dict[int, Path]:
 def test_two_buckets_share_one_binary(tmp_path: Path) -> None:
     paths = _decoders(tmp_path, (8, 12))
     out = tmp_path / "compiled"
-    reports = compile_decoders(paths, Spec("fp16", SM8650, SETTINGS), out)
+    report = compile_shared(paths, Spec("fp16", SM8650, SETTINGS), out)
     names = ["12", "8", "kokoro_decoder_12_ctx.onnx", "kokoro_decoder_8_ctx.onnx", "kokoro_decoder_qnn.bin"]
     assert sorted(path.name for path in out.iterdir()) == names
     shared = (out / "kokoro_decoder_qnn.bin").stat().st_size
@@ -114,16 +114,16 @@ def test_two_buckets_share_one_binary(tmp_path: Path) -> None:
     ]
     assert shared < 0.95 * sum(alone)
     graphs = {graph.name: graph for graph in read_binary(out / "kokoro_decoder_qnn.bin").graphs}
-    assert sorted(graphs) == sorted(report["graph"] for report in reports.values())
-    for frames, report in reports.items():
-        assert (report["compiled"], report["binary_bytes"], report["graphs_in_binary"]) == (True, shared, 2)
-        assert graphs[report["graph"]].inputs["noise"][0] == Bucket(frames).input_shapes["noise"]
+    assert (report["compiled_buckets"], report["binary_bytes"], len(graphs)) == (2, shared, 2)
+    for frames in paths:
+        names = read_json(out / str(frames) / "bucket.json")
+        assert graphs[names["graph"]].inputs["noise"][0] == Bucket(frames).input_shapes["noise"]
         (node,) = onnx.load(out / f"kokoro_decoder_{frames}_ctx.onnx", load_external_data=False).graph.node
         assert {a.name: a.s for a in node.attribute}["ep_cache_context"] == b"kokoro_decoder_qnn.bin"
-        assert read_json(out / str(frames) / "bucket.json") == {
+        assert names == {
             "binary": "kokoro_decoder_qnn.bin",
             "context": f"kokoro_decoder_{frames}_ctx.onnx",
-            "graph": report["graph"],
+            "graph": names["graph"],
         }
 
 
@@ -134,7 +134,7 @@ def test_a_report_of_one_binary_for_all(models: dict[str, Path], tmp_path: Path)
         paths[frames] = tmp_path / f"model_{frames}.onnx"
         paths[frames].write_bytes(models["w8a16"].read_bytes())
     report = compile_shared(paths, Spec("w8a16", SM8650, SETTINGS), out)
-    assert (report["buckets"], report["compiled_buckets"], report["frames"], report["graphs"]) == (3, 2, [1, 2], 2)
+    assert (report["buckets"], report["compiled_buckets"], report["frames"]) == (3, 2, [1, 2])
     assert report["binary_bytes"] == (out / "kokoro_decoder_qnn.bin").stat().st_size
     assert (report["backend"], report["target"], report["chip"]) == ("qnn-htp-offline", "sm8650", SM8650.chip)
     assert report["seconds"] > 0
@@ -152,7 +152,7 @@ def test_what_a_graph_costs(models: dict[str, Path]) -> None:
     assert 0 < moved <= cost["movement_ops"] < cost["qnn_ops"]
     convolutions = [node for node in onnx.load(models["fp16"]).graph.node if node.op_type == "Conv"]
     assert cost["ops"]["Conv2d"] >= len(convolutions)
-    assert (cost["vtcm_mb"], cost["optimization_level"]) == (8, 2)
+    assert (cost["target"], cost["vtcm_mb"], cost["optimization_level"]) == ("sm8650", 8, 2)
     assert cost["memory"]["spill_fill"] >= 0
     assert cost["finalize_seconds"]["Graph Optimizations"] > 0
     assert 0 < cost["gmacs"] < 1
@@ -186,9 +186,7 @@ def test_each_graph_of_a_shared_context_computes_its_bucket(tmp_path: Path) -> N
             "model": str(path), "context": str(tmp_path / f"{frames}_ctx.onnx"),
             "inputs": str(tmp_path / f"{frames}.npz"), "result": str(tmp_path / f"{frames}.npy"),
         })  # fmt: skip
-    directory = toolchain.library_dir()
-    assert directory is not None
-    options = provider_options(SM8650, SETTINGS, str(directory / "libQnnHtp.so"))
+    options = provider_options(SM8650, SETTINGS)
     request = tmp_path / "request.json"
     request.write_text(json.dumps({"models": models, "provider_options": options}), encoding="utf-8")
     subprocess.run([sys.executable, "-c", _RUN_SHARED, str(request)], check=True, timeout=300)
@@ -207,12 +205,12 @@ def test_a_binary_for_another_chip_is_caught(models: dict[str, Path], tmp_path: 
 @pytest.mark.parametrize("chip", sorted(path.stem for path in CHIPS.glob("*.yaml")))
 @pytest.mark.parametrize("precision", ["w8a16", "fp16"])
 def test_every_chip_of_the_table_compiles(models: dict[str, Path], tmp_path: Path, chip: str, precision: str) -> None:
-    (values,) = read_chips(CHIPS, [chip])
-    report = compile_decoder(models[precision], 1, Spec(precision, Target(**values), SETTINGS), tmp_path / "out")
+    target = read_chip(chip, CHIPS)
+    report = compile_decoder(models[precision], 1, Spec(precision, target, SETTINGS), tmp_path / "out")
     assert report["compiled"], report["reason"]
     info = read_binary(next((tmp_path / "out").glob("*.bin")))
-    assert (info.soc_model, info.htp_arch) == (values["soc_model"], values["htp_arch"])
-    assert info.graphs[0].vtcm_mb == values["vtcm_mb"]
+    assert (info.soc_model, info.htp_arch) == (target.soc_model, target.htp_arch)
+    assert info.graphs[0].vtcm_mb == target.vtcm_mb
 
 
 def test_the_graphs_vtcm_is_the_one_asked_for(models: dict[str, Path], tmp_path: Path) -> None:
@@ -260,7 +258,7 @@ def test_audited_placement_is_that_of_the_compile(tmp_path: Path) -> None:
     """A graph of which HTP refuses a node: the audit names it, the compile of the same graph fails."""
     tail = [helper.make_node("Asin", ["pre"], ["angle"], name="phase")]
     model = decoder_like(tmp_path / "asin.onnx", tail, "angle")
-    assert {row.op: row.status for row in audit_graph(model).ops}["Asin"] == "not listed"
+    assert {row.op: row.status for row in audit_graph(model, op_table()).ops}["Asin"] == "not listed"
     placement = audit_placement(model, SM8650, SETTINGS)
     (refused,) = placement.refused
     assert (refused.node, refused.op, refused.placed) == ("phase", "Asin", "cpu")

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from kokoro_npu.cli.main import cli
 from kokoro_npu.compile import toolchain
-from kokoro_npu.compile.backends import compile_decoder
+from kokoro_npu.compile.local import compile_decoder
 from kokoro_npu.compile.options import CompileSettings, Spec, Target
 from kokoro_npu.errors import KokoroNpuError
 from tests.small_graphs import decoder_like

@@ -6,13 +6,12 @@ all; one-line errors; and a token that leaves nowhere.
 
 Nothing here imports ``qai_hub`` before it is used: it is the optional extra ``aihub``.
 
-``credentials``  Where the token comes from. The client's own reader would put the file's lines into its errors..
+``credentials``  Where the token comes from. The client's own reader would put the file's lines into its errors.
 ``devices``      Which devices are meant, checked against the service's list before anything is uploaded.
 ``jobs``         Jobs that are submitted once: found again by the journal or by their name.
 ``journal``      What was submitted, on disk before and after each step, so that a run can end anywhere.
-``package``      The decoder as one file, the form in which the service takes it.
 ``redaction``    The token stays inside: every text that leaves goes through here.
 ``service``      Calls of the ``qai_hub`` client: each with a limit, retried by one rule.
-``settings``     What of the service's use can be configured, and the option texts of its jobs.
+``settings``     How the service is used, and the option texts of its jobs.
 ``transfer``     Uploads that are remembered by their content, and downloads that appear whole or not at all.
 """

@@ -1,13 +1,10 @@
 """Which devices are meant, checked against the service's list before anything is uploaded."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kokoro_npu.aihub.service import Service
-from kokoro_npu.errors import KokoroNpuError
-
-_SUGGESTIONS = 3
+from kokoro_npu.errors import KokoroNpuError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -31,18 +28,6 @@ class Device:
         return "-".join(words.split())
 
 
-def names(value: str | Sequence[str]) -> list[str]:
-    """``target.device``, one name or several, as a list without repetitions.
-
-    Raises:
-        KokoroNpuError: no name.
-    """
-    found = list(dict.fromkeys([value] if isinstance(value, str) else value))
-    if not all(found) or not found:
-        raise KokoroNpuError("target.device is empty; name a device, e.g. -S 'target.device=Samsung Galaxy S24'")
-    return found
-
-
 def resolve(service: Service, wanted: Sequence[str]) -> list[Device]:
     """The devices of these names, in this order.
 
@@ -56,15 +41,9 @@ def resolve(service: Service, wanted: Sequence[str]) -> list[Device]:
     )
     # Of several entries of a name the last counts, the one with the newest OS, as for the service itself.
     attributes = {device.name: list(device.attributes) for device in listed}
-    by_lower = {name.lower(): name for name in attributes}
     for name in wanted:
         if name not in attributes:
-            close = difflib.get_close_matches(name.lower(), by_lower, n=_SUGGESTIONS, cutoff=0.5)
-            hint = " or ".join(repr(by_lower[match]) for match in close)
-            raise KokoroNpuError(
-                f"target.device: AI Hub has no device {name!r}; "
-                + (f"did you mean {hint}?" if hint else "`qai-hub list-devices` names them")
-            )
+            raise KokoroNpuError(f"target.device: AI Hub has no device {name!r}; {did_you_mean(name, attributes)}")
     return [Device(n, _number(attributes[n], "soc-model:"), _number(attributes[n], "hexagon:v")) for n in wanted]
 
 

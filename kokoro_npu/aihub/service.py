@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kokoro_npu.aihub.credentials import Credentials, read_credentials
 from kokoro_npu.aihub.redaction import Redactor, redacted_logging
-from kokoro_npu.aihub.settings import Settings
+from kokoro_npu.aihub.settings import ServiceSettings
 from kokoro_npu.errors import KokoroNpuError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class LimitedError(UnansweredError):
 class Service:
     """The client behind one rule. Use `connect`."""
 
-    def __init__(self, credentials: Credentials, settings: Settings, redactor: Redactor) -> None:
+    def __init__(self, credentials: Credentials, settings: ServiceSettings, redactor: Redactor) -> None:
         self.settings = settings
         self.redactor = redactor
         self._credentials = credentials
@@ -109,8 +109,6 @@ class Service:
             raise UnansweredError(f"AI Hub: {what}: no answer within {limit:g} s")
         if failures:
             raise failures[0]
-        if not results:
-            raise UnansweredError(f"AI Hub: {what}: the client ended without a result")
         self._down = False
         return results[0]
 
@@ -140,15 +138,12 @@ class Service:
         allowed = self.settings.patience_seconds if patience is None else patience
         if self._down:
             allowed = min(allowed, self.settings.connect_seconds)
-        pause, first = self.settings.backoff_seconds, time.monotonic()
-        started = False
+        pause, end = self.settings.backoff_seconds, 0.0
 
         def sleep(failure: KokoroNpuError) -> None:
-            nonlocal pause, first, started
-            now = time.monotonic()
-            if not started:
-                first, started = now, True
-            left = first + allowed - now
+            nonlocal pause, end
+            end = end or time.monotonic() + allowed  # counted from the first failure
+            left = end - time.monotonic()
             if left <= 0:
                 self._down = True
                 reason = str(failure).removeprefix(f"AI Hub: {what}: ")
@@ -183,7 +178,7 @@ class Service:
 
 
 @contextmanager
-def connect(settings: Settings) -> Iterator[Service]:
+def connect(settings: ServiceSettings) -> Iterator[Service]:
     """Open the service: credentials are read and checked, and logging is free of the token until the end.
 
     Raises:

@@ -1,16 +1,9 @@
-"""What of the service's use can be configured, and the option texts of its jobs."""
+"""How the service is used, and the option texts of its jobs."""
 
-import dataclasses
-import difflib
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kokoro_npu.errors import KokoroNpuError
-
-RUNTIMES = ("qnn_context_binary", "precompiled_qnn_onnx")
-"""Routes that end in a context binary: the bare one, and an archive that holds it beside its EPContext model."""
 
 # Options that follow from other settings: given twice, the two could disagree.
 _OWNED = {"--target_runtime": "aihub.target_runtime", "--qairt_version": "aihub.qairt_version"}
@@ -18,12 +11,13 @@ _QNN_OPTIONS = "--qnn_options"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
     """How the service is used. Times in seconds.
 
     Attributes:
         journal: directory of the journal and of the outputs that came back.
-        target_runtime: route of the compile job, one of ``RUNTIMES``.
+        target_runtime: route of the compile job, ``qnn_context_binary`` (the bare binary) or ``precompiled_qnn_onnx``
+            (an archive that holds it beside its EPContext model).
         qairt_version: QAIRT for both jobs, e.g. ``2.45``; empty for the service's default.
         compile_options: further options of the compile job, as the service documents them. Keys in its
             ``--qnn_options`` win over those that follow from the target.
@@ -57,28 +51,9 @@ class Settings:
     backoff_seconds: float = 1.0
     settle_seconds: float = 30.0
 
-    @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> "Settings":
-        """Settings from a configuration section; what it leaves out keeps its default.
 
-        Raises:
-            KokoroNpuError: an unknown key, or a route that gives no context binary.
-        """
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in values:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                raise KokoroNpuError(f"aihub.{key} is no setting; {f'did you mean {near[0]}?' if near else known}")
-        settings = cls(**values)
-        if settings.target_runtime not in RUNTIMES:
-            raise KokoroNpuError(
-                f"aihub.target_runtime={settings.target_runtime}: must be one of {', '.join(RUNTIMES)}"
-            )
-        return settings
-
-
-def compile_options(settings: Settings, optimization_level: int, vtcm_mb: int) -> str:
-    """Options of the compile job: route, QAIRT version, and the finalize level, precision and VTCM asked for locally.
+def compile_options(settings: ServiceSettings, optimization_level: int, vtcm_mb: int) -> str:
+    """Options of the compile job: route, QAIRT version, finalize level, half precision for floats, and VTCM in MB.
 
     Raises:
         KokoroNpuError: ``aihub.compile_options`` sets what another setting owns, or cannot be read.
@@ -94,12 +69,12 @@ def compile_options(settings: Settings, optimization_level: int, vtcm_mb: int) -
     return " ".join([*parts, *_version(settings), *rest])
 
 
-def inference_options(settings: Settings) -> str:
+def inference_options(settings: ServiceSettings) -> str:
     """Options of the inference job."""
     return " ".join([*_version(settings), *_words(settings.inference_options, "aihub.inference_options")])
 
 
-def _version(settings: Settings) -> list[str]:
+def _version(settings: ServiceSettings) -> list[str]:
     return ["--qairt_version", settings.qairt_version] if settings.qairt_version else []
 
 

@@ -75,8 +75,9 @@ def download(
     scratch = _scratch(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     pauses = service.pauses(what)
+    damage = ""
     try:
-        for left in reversed(range(_TRIES)):
+        for attempt in range(_TRIES):
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
             place = str(scratch / f"file{target.suffix}")
@@ -84,17 +85,16 @@ def download(
             written = service.call(what, lambda client, p=place: fetch(client, p), transfer_bytes=_LARGEST)  # type: ignore[misc]
             try:
                 if not written or not Path(written).is_file():
-                    raise UnansweredError(f"AI Hub: {what}: nothing came")
+                    raise UnansweredError("nothing came")
                 path = _unpacked(Path(written), target.suffix)
                 result = read(path)
                 os.replace(path, target)
                 return result
             except KokoroNpuError as error:
-                damage = error
-            if not left:
-                raise KokoroNpuError(f"AI Hub: {what}: damaged {_TRIES} times: {service.redactor.text(str(damage))}")
-            pauses(damage)
-        raise AssertionError("unreachable")
+                damage = service.redactor.text(str(error))
+                if attempt < _TRIES - 1:
+                    pauses(error)
+        raise KokoroNpuError(f"AI Hub: {what}: damaged {_TRIES} times: {damage}")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -121,11 +121,10 @@ def _unpacked(path: Path, suffix: str) -> Path:
     try:
         with zipfile.ZipFile(path) as archive:
             members = [info for info in archive.infolist() if Path(info.filename).suffix == suffix]
-            if len(members) == 1:
-                with archive.open(members[0]) as source, open(target, "wb") as sink:
-                    shutil.copyfileobj(source, sink)
+            if len(members) != 1:
+                raise KokoroNpuError(f"the archive holds {len(members)} files *{suffix} instead of one")
+            with archive.open(members[0]) as source, open(target, "wb") as sink:
+                shutil.copyfileobj(source, sink)
     except (zipfile.BadZipFile, EOFError, zlib.error):
         raise KokoroNpuError("the archive is damaged") from None
-    if len(members) != 1:
-        raise KokoroNpuError(f"the archive holds {len(members)} files *{suffix} instead of one")
     return target

@@ -1,81 +1,33 @@
-"""Op audit: what a decoder's graph is made of, and what of it the NPU takes.
+"""What a bucket's decoders are made of, and what of it the NPU takes: tables and a report.
 
-Two views stand side by side: seed 0's table of op types, and the placement by Qualcomm's own compiler. The
+Two views stand side by side: a table of the op types that QNN takes, and the placement by Qualcomm's own compiler. The
 second is the truth; the first is what the project was asked to check.
 """
 
-import csv
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kokoro_npu.audit.ops import NOT_LISTED, OP_TABLE, GraphAudit, audit_graph, op_table, require_npu_ready
-from kokoro_npu.audit.placement import NPU, PlacedNode, Placement, audit_placement
+import pandas as pd
+
+from kokoro_npu.audit.ops import NOT_LISTED, OP_TABLE, GraphAudit, Verdict, audit_graph, op_table, require_npu_ready
+from kokoro_npu.audit.placement import NPU, Placement, audit_placement
+from kokoro_npu.build import places
+from kokoro_npu.build.reports import write_table
 from kokoro_npu.compile import toolchain
 from kokoro_npu.compile.options import CompileSettings, Target, provider_options
 from kokoro_npu.files import atomic
 
-__all__ = [
-    "GraphAudit",
-    "Placement",
-    "audit_decoder",
-    "audit_graph",
-    "audit_placement",
-    "op_table",
-    "require_npu_ready",
-]
-
-
-def _write_csv(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
-    with atomic(path) as tmp, open(tmp, "w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-
-
-def _write_tables(
-    stem: Path, graph: GraphAudit, placement: Placement | None, table: Mapping[str, tuple[str, str]]
-) -> None:
-    placed = placement.nodes if placement else ()
-    handed = Counter(node.op for node in placed)
-    taken = Counter(node.op for node in placed if node.placed == NPU)
-    rows: list[tuple[object, ...]] = [
-        (
-            row.op,
-            row.count,
-            row.status,
-            handed.pop(row.op.split(".")[-1], 0),
-            taken[row.op.split(".")[-1]],
-            row.source,
-        )
-        for row in graph.ops
-    ]
-    # Kinds that ONNX Runtime added before partitioning, such as the layout's Transposes.
-    for op, count in sorted(handed.items()):
-        status, source = table.get(op, (NOT_LISTED, ""))
-        rows.append((op, 0, status, count, taken[op], source))
-    header = ("op", "nodes_in_file", "seed0_status", "nodes_at_partition", "nodes_on_npu", "seed0_source")
-    _write_csv(stem.with_name(f"{stem.name}_ops.csv"), header, rows)
-    _write_csv(
-        stem.with_name(f"{stem.name}_placement.csv"),
-        ("node", "op", "placed", "reason"),
-        ((n.node, n.op, n.placed, n.reason) for n in placed),
-    )
-
-
-def _refused_ops(refused: tuple[PlacedNode, ...]) -> str:
-    return ", ".join(sorted({n.op for n in refused}))
-
 
 def audit_decoder(
-    float_path: Path | str,
-    quantized_path: Path | str,
+    float_path: Path,
+    quantized_path: Path,
     frames: int,
     precision: str,
     target: Target,
     settings: CompileSettings,
-    out_dir: Path | str,
+    out_dir: Path,
     table_path: Path | str = OP_TABLE,
 ) -> dict[str, Any]:
     """Audit the float decoder (as fp16) and the shipped one of a bucket; write the tables, return the report.
@@ -87,42 +39,41 @@ def audit_decoder(
         precision: ``w8a16``, ``w8a8`` or ``fp16``.
         target: the chip.
         settings: level and options, those of the compile.
-        table_path: verdicts by op type, see :func:`op_table`.
+        table_path: verdicts by op type, see :func:`~kokoro_npu.audit.ops.op_table`.
         out_dir: receives ``{float,quantized}_ops.csv`` (op kinds) and ``…_placement.csv`` (every node), and
             ``why.txt`` where nothing could be placed.
 
     Returns:
-        A flat report: ``blocking_ops``, ``dynamic_dims``, ``ops_not_listed`` (kinds), ``file_nodes``,
-        ``nodes`` and ``nodes_on_npu`` (None when nothing could be placed; counted at partition time, see
-        :class:`Placement`), ``refused`` (kinds of the others; nodes and reasons are in the table); the same
-        of the float model with the prefix ``fp16_``; and ``placed``, ``reason``, ``backend``, ``frames``,
-        ``precision``, ``soc_model``, ``htp_arch``, ``optimization_level``, ``qairt`` and tool versions. Nothing in it
-        depends on time or machine.
+        A flat report: ``blocking_ops``, ``dynamic_dims``, ``ops_not_listed`` (kinds), ``file_nodes``, ``nodes`` and
+        ``nodes_on_npu`` (None when nothing could be placed; counted at partition time, see
+        :class:`~kokoro_npu.audit.placement.Placement`), ``refused`` (kinds of the others; nodes and reasons are in the
+        table); the same of the float model with the prefix ``fp16_``; and ``placed``, ``reason``, ``backend``,
+        ``frames``, ``precision``, ``soc_model``, ``htp_arch``, ``optimization_level``, ``qairt``. Nothing in it depends
+        on time or machine.
 
     Raises:
         KokoroNpuError: a blocking op or a dynamic dimension in either model.
     """
-    provider_options(target, settings, "")
-    out_dir, table = Path(out_dir), op_table(table_path)
-    models = {"float": ("fp16_", Path(float_path)), "quantized": ("", Path(quantized_path))}
+    provider_options(target, settings)  # a typo is told even where nothing can be placed
+    table = op_table(table_path)
+    models = {"float": ("fp16_", float_path), "quantized": ("", quantized_path)}
     graphs = {kind: audit_graph(path, table) for kind, (_, path) in models.items()}
     for kind, (_, path) in models.items():
         require_npu_ready(graphs[kind], path)
     missing = toolchain.missing_reason()
     if missing:
-        with atomic(out_dir / "why.txt") as tmp:
+        with atomic(out_dir / places.WHY) as tmp:
             tmp.write_text(f"Not placed: {missing}\n", encoding="utf-8")
     report: dict[str, Any] = {
         "frames": frames,
         "precision": precision,
-        "backend": "qnn-htp-offline",
+        "backend": toolchain.BACKEND,
         "soc_model": target.soc_model,
         "htp_arch": target.htp_arch,
         "optimization_level": settings.optimization_level,
         "placed": missing is None,
         "reason": missing or "",
         "qairt": "",
-        **toolchain.versions(),
     }
     for kind, (prefix, path) in models.items():
         graph = graphs[kind]
@@ -137,6 +88,24 @@ def audit_decoder(
             f"{prefix}file_nodes": graph.nodes,
             f"{prefix}nodes": len(placement.nodes) if placement else None,
             f"{prefix}nodes_on_npu": placement.on_npu if placement else None,
-            f"{prefix}refused": _refused_ops(placement.refused) if placement else "",
+            f"{prefix}refused": ", ".join(sorted({n.op for n in placement.refused})) if placement else "",
         }
     return report
+
+
+def _write_tables(stem: Path, graph: GraphAudit, placement: Placement | None, table: Mapping[str, Verdict]) -> None:
+    placed = placement.nodes if placement else ()
+    handed = Counter(node.op for node in placed)
+    taken = Counter(node.op for node in placed if node.placed == NPU)
+    rows: list[tuple[object, ...]] = [
+        (row.op, row.count, row.status, handed.pop(row.op, 0), taken[row.op], row.source) for row in graph.ops
+    ]
+    # Kinds that ONNX Runtime added before partitioning, such as the layout's Transposes.
+    for op, count in sorted(handed.items()):
+        status, source = table.get(op, (NOT_LISTED, ""))
+        rows.append((op, 0, status, count, taken[op], source))
+    header = ["op", "nodes_in_file", "listed_status", "nodes_at_partition", "nodes_on_npu", "listed_source"]
+    write_table(stem.with_name(f"{stem.name}_ops.csv"), pd.DataFrame(rows, columns=header))
+    nodes = [(node.node, node.op, node.placed, node.reason) for node in placed]
+    columns = ["node", "op", "placed", "reason"]
+    write_table(stem.with_name(f"{stem.name}_placement.csv"), pd.DataFrame(nodes, columns=columns))

@@ -1,22 +1,16 @@
-"""The truth beside the table: which nodes Qualcomm's compiler takes, without finalizing anything.
+"""Which nodes Qualcomm's compiler takes, without finalizing anything.
 
-ONNX Runtime asks the QNN provider which nodes it can run (GetCapability), and for each the provider asks the
-HTP backend to validate the op. Only then is the graph composed and finalized, which at 1800 frames would need
-tens of gigabytes. Three ways to stop in between were tried with onnxruntime-qnn 2.7.0:
-
-- ending the process at a line of the verbose log: leaves only the log, whose form is nobody's promise;
-- an option that makes the first graphAddNode fail (``extended_udma``): works for chips before V79 only;
-- ``dump_qnn_ir_dlc=1``: validation is still HTP's own (``skip_backend_op_validation=0``; with 1 refused ops
-  pass), but the graph is written to a DLC file instead of being finalized. For every graph tried it placed
-  each node as the real compile did, it does not depend on the chip, and the session ends well, so that
-  ``get_provider_graph_assignment_info()`` gives the placement as data.
-
-The last is used. Only the reasons for refused nodes come from the log; a reason that is not found there is
-said so, and changes no count.
+ONNX Runtime asks the QNN provider which nodes it can run (GetCapability), and for each the provider asks the HTP
+backend to validate the op. Only then is the graph composed and finalized, which at 1800 frames takes many gigabytes.
+With ``dump_qnn_ir_dlc=1`` validation is still HTP's own (``skip_backend_op_validation=0``; with 1 refused ops pass),
+but the graph is written to a DLC file instead of being finalized. For every graph tried with onnxruntime-qnn 2.7.0 it
+placed each node as the real compile did, it does not depend on the chip, and the session ends well, so that
+``get_provider_graph_assignment_info()`` gives the placement as data. Only the reasons for refused nodes come from the
+log; a reason that is not found there is said so, and changes no count.
 
 Two limits. Validation does not know the chip: float ops pass for a chip without half precision, and fail when
-finalized. And a placed node can still be refused by the finalize step (memory, widths): that is what the
-compile stage tells.
+finalized. And a placed node can still be refused by the finalize step (memory, widths): that is what the compile stage
+tells.
 """
 
 import re
@@ -25,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kokoro_npu.compile import toolchain
-from kokoro_npu.compile.options import CompileSettings, Target, provider_options, session_entries
+from kokoro_npu.compile.options import CompileSettings, Target, provider_options
 
 NPU, CPU = "npu", "cpu"
 _PROVIDER = "QNNExecutionProvider"
@@ -67,20 +61,15 @@ class PlacedNode:
 class Placement:
     """Placement of a whole graph.
 
-    The nodes are those of the graph that ONNX Runtime hands to the provider for good: after constant folding
-    and the layout change to channels-last, with the Transposes and Q/DQ copies these added, the boundary Q/DQ
-    included.
+    The nodes are those of the graph that ONNX Runtime hands to the provider for good: after constant folding and the
+    layout change to channels-last, with the Transposes and Q/DQ copies these added, the boundary Q/DQ included.
 
     Attributes:
         nodes: sorted by name.
-        seconds: wall time of the audit.
-        peak_rss_bytes: memory of the child process.
         qairt_build: build of the backend that judged.
     """
 
     nodes: tuple[PlacedNode, ...]
-    seconds: float
-    peak_rss_bytes: int
     qairt_build: str
 
     @property
@@ -117,10 +106,8 @@ def _reasons(log: str) -> dict[str, str]:
     return reasons
 
 
-def audit_placement(onnx_path: Path | str, target: Target, settings: CompileSettings) -> Placement:
-    """Which nodes HTP takes, and why not the others.
-
-    Nothing is finalized: a bucket of any size can be asked about.
+def audit_placement(onnx_path: Path, target: Target, settings: CompileSettings) -> Placement:
+    """Which nodes HTP takes, and why not the others; a bucket of any size can be asked about.
 
     Args:
         onnx_path: float model (judged in half precision) or QDQ model, with static shapes.
@@ -128,16 +115,16 @@ def audit_placement(onnx_path: Path | str, target: Target, settings: CompileSett
         settings: the same level and options as the compile.
 
     Raises:
-        KokoroNpuError: the wheel is missing, or the session fails before placement (e.g. the model does not
-            load).
+        KokoroNpuError: the session fails before placement (e.g. the model does not load).
     """
-    onnx_path = Path(onnx_path).resolve()
+    onnx_path = onnx_path.resolve()
     directory = toolchain.library_dir()
+    assert directory is not None  # missing_reason() was None
     with tempfile.TemporaryDirectory(prefix="kokoro-dlc-") as scratch:
-        options = provider_options(target, settings, str((directory or Path()) / "libQnnHtp.so")) | {
+        options = provider_options(target, settings) | {
             "dump_qnn_ir_dlc": "1",
             "dump_qnn_ir_dlc_dir": scratch,
-            "qnn_ir_backend_path": str((directory or Path()) / "libQnnIr.so"),
+            "qnn_ir_backend_path": str(directory / "libQnnIr.so"),
             "skip_backend_op_validation": "0",
         }
         run = toolchain.run_worker(
@@ -145,26 +132,20 @@ def audit_placement(onnx_path: Path | str, target: Target, settings: CompileSett
             {
                 "model": onnx_path.name,
                 "provider_options": options,
-                # Without disable_cpu_ep_fallback: the session must outlive a refused node to tell where each
-                # went.
-                "session_entries": session_entries(session__record_ep_graph_assignment_info="1"),
+                # No disable_cpu_ep_fallback: the session must outlive a refused node to tell where each went.
+                "session_entries": {"session.record_ep_graph_assignment_info": "1"},
                 "log_severity": 0,
             },
             cwd=onnx_path.parent,
             describe=f"place {onnx_path.name}",
         )
-    result = toolchain.require_result(run, f"{onnx_path.name}: placement for {target.name}")
+    result = run.answer(f"{onnx_path.name}: placement for {target.name}")
     reasons = _reasons(run.log)
     nodes = []
-    for name, op, provider in result["nodes"]:
-        reason = ""
-        if provider != _PROVIDER:
-            reason = reasons.get(name, _NO_REASON) or _LEFT_OUT
-        nodes.append(PlacedNode(name, op, NPU if provider == _PROVIDER else CPU, reason))
+    for name, op, provider in sorted(result["nodes"]):
+        if provider == _PROVIDER:
+            nodes.append(PlacedNode(name, op, NPU, ""))
+        else:
+            nodes.append(PlacedNode(name, op, CPU, reasons.get(name, _NO_REASON) or _LEFT_OUT))
     build = _BUILD.search(run.log)
-    return Placement(
-        tuple(sorted(nodes, key=lambda n: (n.node, n.op))),
-        run.seconds,
-        run.peak_rss_bytes,
-        build["build"] if build else "",
-    )
+    return Placement(tuple(nodes), build["build"] if build else "")

@@ -17,7 +17,7 @@ COMMANDS: dict[str, str] = {
     "check-bundle": "Check an SDK bundle to the byte",
     "inspect": "What an HTP context binary is: chip, build, graphs, inputs and outputs, memory",
     "qnn-cost": "What a decoder costs on HTP: ops by kind, MACs, memory, the stages of its compile",
-    "cuts": "The first op at which the HTP emulation leaves ONNX Runtime",
+    "bisect": "The first op at which the HTP emulation leaves ONNX Runtime",
     "count": "Count a model's nodes, or the bytes of its weights, by operator, type or place",
     "diff": "List the operations added and removed between two models",
     "estimate-size": "Estimate a model's size after quantization, from trials and thresholds",

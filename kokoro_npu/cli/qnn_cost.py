@@ -5,24 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import click
-import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs installed
 from rich.console import Console
 from rich.table import Table
 
+from kokoro_npu.compile.binary import model_io
+from kokoro_npu.compile.chips import DEFAULT, read_chip
 from kokoro_npu.compile.op_cost import MOVEMENT, graph_cost
-from kokoro_npu.compile.options import CompileSettings, Spec, Target
-from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.compile.options import CompileSettings, Spec
 
 
 def _frames(path: Path) -> int:
     """Frames of a decoder, by its mask's width; 1 for another graph, of which no memory is estimated."""
-    try:
-        graph = onnx.load(path, load_external_data=False).graph
-    except (OSError, DecodeError) as error:
-        raise KokoroNpuError(f"{path}: cannot be read as an ONNX model: {' '.join(str(error).split())}") from None
-    masks = [info for info in graph.input if info.name == "frame_mask"]
-    return int(masks[0].type.tensor_type.shape.dim[-1].dim_value) if masks else 1
+    shape, _ = model_io(path)[0].get("frame_mask", ((1,), ""))
+    return shape[-1]
 
 
 def _print(cost: dict[str, Any]) -> None:
@@ -47,18 +42,12 @@ def _print(cost: dict[str, Any]) -> None:
 @click.option("--precision", default="w8a16", show_default=True, help="As the compile report names it.")
 @click.option("--level", type=click.IntRange(1, 3), default=2, show_default=True, help="Finalize level.")
 @click.option("--split", is_flag=True, help="With graph splitting.")
-@click.option("--soc-model", default=57, show_default=True, help="Chip (57: Snapdragon 8 Gen 3).")
-@click.option("--htp-arch", default=75, show_default=True, help="Hexagon version.")
-@click.option("--vtcm-mb", default=8, show_default=True, help="The chip's VTCM.")
+@click.option("--target", default=DEFAULT, show_default=True, help="Chip, a file of conf/target.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
-def command(
-    model: Path, precision: str, level: int, split: bool, soc_model: int, htp_arch: int, vtcm_mb: int, as_json: bool
-) -> None:
+def command(model: Path, precision: str, level: int, split: bool, target: str, as_json: bool) -> None:
     """Compile MODEL (.onnx) and tell what it costs: QNN ops by kind, MACs, memory, the compiler's stages."""
-    frames = _frames(model)
-    target = Target("the chip", "", soc_model, htp_arch, vtcm_mb)
     settings = CompileSettings(optimization_level=level, graph_splitting=split)
-    cost = graph_cost(model, frames, Spec(precision, target, settings))
+    cost = graph_cost(model, _frames(model), Spec(precision, read_chip(target), settings))
     if as_json:
         click.echo(json.dumps(cost, indent=2))
     else:

@@ -1,8 +1,7 @@
-"""Compile backend of Qualcomm AI Hub: its compiler, for devices that it has."""
+"""The compiler of Qualcomm AI Hub, for devices that it has."""
 
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,81 +11,56 @@ import pandas as pd
 
 from kokoro_npu.aihub import devices, jobs, transfer
 from kokoro_npu.aihub.journal import Journal, content_key
-from kokoro_npu.aihub.package import merge
 from kokoro_npu.aihub.service import Service, connect
-from kokoro_npu.aihub.settings import Settings, compile_options
+from kokoro_npu.aihub.settings import ServiceSettings, compile_options
+from kokoro_npu.build.reports import write_table
 from kokoro_npu.compile import binary
 from kokoro_npu.compile.options import CompileSettings, Spec, Target
-from kokoro_npu.compile.report import not_compiled
+from kokoro_npu.compile.report import not_compiled, prepare, say_why
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.files import atomic, sha256
+from kokoro_npu.files import sha256, write_onnx
+from kokoro_npu.graphs.reading import read_model
 
 BACKEND = "aihub"
 TABLE = "devices.csv"
 """One row a device: what came of it, its job's page, and its binary."""
 
 
-def binary_name(onnx_path: Path) -> str:
-    """Name of the binary, the same as the local backend's."""
-    return f"{onnx_path.stem}_ctx_qnn.bin"
-
-
-class AiHubBackend:
-    """Compiles through the service for every device of ``target.device``, side by side.
+def compile_decoder(onnx_path: Path, frames: int, spec: Spec, out_dir: Path) -> dict[str, Any]:
+    """Compile one bucket for every device of ``target.device``, side by side.
 
     The first device's binary lies in the output directory, further ones in a directory of each device's name. The
-    report is the first device's; the table tells of all.
+    report is the first device's, the table tells of all; see :func:`kokoro_npu.compile.backends.compile_decoder`.
+
+    Raises:
+        KokoroNpuError: no device could be compiled for; nothing was uploaded when that could be known before.
     """
-
-    def compile(self, onnx_path: Path, frames: int, spec: Spec, out_dir: Path) -> dict[str, Any]:
-        """See :func:`kokoro_npu.compile.backends.compile_decoder`.
-
-        Raises:
-            KokoroNpuError: no device could be compiled for; nothing was uploaded when that could be known before.
-        """
-        target, settings = spec.target, spec.settings
-        options = _options(settings, target)
-        wanted = devices.names(target.device)
-        with connect(Settings.parse(settings.aihub)) as service:
-            found = devices.resolve(service, wanted)
-            targets = [_target_of(device, target, first=device is found[0]) for device in found]
-            rows = _compile_all(service, onnx_path, frames, found, targets, options, settings, out_dir)
-        with atomic(out_dir / TABLE) as tmp:
-            pd.DataFrame(rows).to_csv(tmp, index=False)
-        first = rows[0]
-        if not any(row["compiled"] for row in rows):
-            (out_dir / TABLE).unlink()
-            raise KokoroNpuError("; ".join(dict.fromkeys(str(row["reason"]) for row in rows)))
-        return not_compiled(BACKEND, frames, spec) | {
-            "device": first["device"],
-            "compiled": first["compiled"],
-            "reason": first["reason"],
-            # What the service calls the graph means nothing here, and it does not tell its memory.
-            "graphs_in_binary": int(first["compiled"]),
-            "binary_bytes": first["binary_bytes"],
-            "seconds": first["seconds"],
-            "qairt": first["qairt"],
-        }
-
-    def compile_shared(
-        self,
-        models: Mapping[int, Path],
-        spec: Spec,
-        out_dir: Path,  # noqa: ARG002  # stays empty
-    ) -> dict[int, dict[str, Any]]:
-        """Nothing is uploaded: the service makes a binary of one model."""
-        reason = "AI Hub compiles each bucket alone"
-        return {frames: not_compiled(BACKEND, frames, spec, reason) for frames in models}
+    prepare([onnx_path], out_dir)
+    options, service_settings = _options(spec), ServiceSettings(**spec.settings.aihub)
+    named = spec.target.device
+    with connect(service_settings) as service:
+        found = devices.resolve(service, [named] if isinstance(named, str) else list(dict.fromkeys(named)))
+        targets = [_target_of(device, spec.target, first=device is found[0]) for device in found]
+        rows = _compile_all(service, onnx_path, frames, found, targets, options, spec.settings, out_dir)
+    if not any(row["compiled"] for row in rows):
+        raise KokoroNpuError("; ".join(dict.fromkeys(str(row["reason"]) for row in rows)))
+    write_table(out_dir / TABLE, pd.DataFrame(rows))
+    # The service does not tell the memory that it took.
+    shared = ("device", "compiled", "reason", "binary_bytes", "seconds", "qairt")
+    report = not_compiled(BACKEND, frames, spec) | {key: rows[0][key] for key in shared}
+    say_why(report, out_dir)
+    return report
 
 
-def _options(settings: CompileSettings, target: Target) -> str:
+def _options(spec: Spec) -> str:
+    settings = spec.settings
     if settings.options:
         raise KokoroNpuError(
             "compile.options are options of the local compiler; under backend aihub set aihub.compile_options"
         )
     if settings.graph_splitting:
         raise KokoroNpuError("compile.graph_splitting is an option of the local compiler; backend aihub has none")
-    return compile_options(Settings.parse(settings.aihub), settings.optimization_level, target.vtcm_mb)
+    return compile_options(ServiceSettings(**settings.aihub), settings.optimization_level, spec.target.vtcm_mb)
 
 
 def _target_of(device: devices.Device, target: Target, first: bool) -> Target:
@@ -104,6 +78,18 @@ def _target_of(device: devices.Device, target: Target, first: bool) -> Target:
     return replace(target, name=device.name, soc_model=soc, htp_arch=arch)
 
 
+def merged(onnx_path: Path, target: Path) -> Path:
+    """Write the model with its weights inside, and give its place.
+
+    The decoders of all buckets point into one weight file. The service takes a model either as one file or as a
+    directory with one ``.onnx`` and one ``.data`` (``qai_hub.client._get_model_dir_type``), so a shared file of another
+    name cannot go up as it is. One file also has the same bytes, and so the same key, on every machine; an archive of a
+    directory has not.
+    """
+    write_onnx(target, read_model(onnx_path))
+    return target
+
+
 def _compile_all(
     service: Service,
     onnx_path: Path,
@@ -117,25 +103,22 @@ def _compile_all(
     journal = Journal(service.settings.journal, service.redactor)
     rows = []
     with tempfile.TemporaryDirectory(prefix="kokoro-aihub-") as scratch, ExitStack() as locks:
-        model = merge(onnx_path, Path(scratch) / onnx_path.name)
+        model = merged(onnx_path, Path(scratch) / onnx_path.name)
         digest = sha256(model)
         requests = [_request(service, journal, model, digest, frames, device, options) for device in found]
         for request in requests:
             locks.enter_context(journal.locked(request.entry))
         outcomes = jobs.run_jobs(service, journal, requests)
         for device, target, request, outcome in zip(found, targets, requests, outcomes, strict=True):
-            place = out_dir if device is found[0] else out_dir / device.slug
-            row = {"device": device.name, "backend": BACKEND, "compiled": False, "reason": outcome.error}
-            row |= {"soc_model": target.soc_model, "htp_arch": target.htp_arch, "binary_bytes": 0, "seconds": 0.0}
-            row |= {
-                "qairt": "",
-                "binary": "",
-                "sha256": "",
-                "job": journal.read(request.entry).get("url", ""),
+            row: dict[str, Any] = {
+                "device": device.name, "backend": BACKEND, "compiled": False, "reason": outcome.error,
+                "soc_model": target.soc_model, "htp_arch": target.htp_arch, "binary_bytes": 0, "seconds": 0.0,
+                "qairt": "", "binary": "", "sha256": "", "job": journal.read(request.entry).get("url", ""),
                 "options": options,
-            }
+            }  # fmt: skip
             if outcome.job_id:
-                path = place / binary_name(onnx_path)
+                place = out_dir if device is found[0] else out_dir / device.slug
+                path = place / f"{onnx_path.stem}_ctx_qnn.bin"  # the name that the local compiler gives
                 try:
                     row |= _fetch(service, journal, request, outcome.job_id, target, settings, onnx_path, path)
                     row["binary"] = str(path.relative_to(out_dir))
@@ -149,8 +132,6 @@ def _request(
     service: Service, journal: Journal, model: Path, digest: str, frames: int, device: devices.Device, options: str
 ) -> jobs.Request:
     import qai_hub
-
-    label = f"compile {frames} frames on {device.name}"
 
     def upload() -> str:
         return transfer.uploaded_id(
@@ -170,7 +151,8 @@ def _request(
         assert isinstance(job, qai_hub.CompileJob)  # one device
         return job.job_id
 
-    request = jobs.Request(jobs.COMPILE, content_key(jobs.COMPILE, digest, options, device.name), label, upload, submit)
+    key, label = content_key(jobs.COMPILE, digest, options, device.name), f"compile {frames} frames on {device.name}"
+    request = jobs.Request(jobs.COMPILE, key, label, upload, submit)
     return request
 
 
@@ -185,13 +167,14 @@ def _fetch(
     path: Path,
 ) -> dict[str, Any]:
     """Download the binary, check that it is the one asked for, and give its columns of the table."""
-    produced: list[str] = []
+    produced = ""
 
     def fetch(client: Any, place: str) -> str | None:
+        nonlocal produced
         model = client.get_job(job_id).get_target_model()
         if model is None:
             return None
-        produced[:] = [model.model_id]
+        produced = model.model_id
         return str(model.download(place))
 
     info = transfer.download(service, f"download of {request.label}", fetch, binary.read_binary, path)
@@ -201,16 +184,13 @@ def _fetch(
         path.unlink()
         raise
     digest = sha256(path)
-    entry = journal.update(request.entry, binary_sha256=digest, target_model_id=produced[0])
+    entry = journal.update(request.entry, binary_sha256=digest, target_model_id=produced)
+    # A job that was found by its name was submitted by another run: only its end was seen.
+    begun = entry.get("submitting_at", entry["finished_at"])
     return {
         "compiled": True,
         "binary_bytes": path.stat().st_size,
-        "seconds": round(float(entry.get("finished_at", time.time())) - _begun(entry), 1),
+        "seconds": round(entry["finished_at"] - begun, 1),
         "qairt": info.qairt_build,
         "sha256": digest,
     }
-
-
-def _begun(entry: dict[str, Any]) -> float:
-    """When the job was submitted; of one that was found by its name, when it was seen to end."""
-    return float(entry.get("submitting_at", entry.get("finished_at", time.time())))

@@ -1,26 +1,21 @@
 """What an HTP context binary is: chip, QAIRT build and graphs, and whether it is the one that was asked for.
 
-The binary is read in a child process (:mod:`kokoro_npu.compile.binary_reader`), so that a damaged file cannot take
-the caller down.
+It is read in a child process (:mod:`kokoro_npu.compile.binary_reader`), so that a damaged file cannot take the caller
+down.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import helper
 
 from kokoro_npu.compile import toolchain
 from kokoro_npu.compile.options import Target
 from kokoro_npu.errors import KokoroNpuError
-
-_ONNX_DTYPES: dict[int, str] = {
-    onnx.TensorProto.FLOAT: "float32",
-    onnx.TensorProto.FLOAT16: "float16",
-    onnx.TensorProto.INT32: "int32",
-    onnx.TensorProto.INT64: "int64",
-}
+from kokoro_npu.graphs.reading import read_graph
 
 TensorSpec = tuple[tuple[int, ...], str]
 """Shape and dtype of one graph input or output."""
@@ -46,7 +41,7 @@ class GraphInfo:
     outputs: dict[str, TensorSpec]
     vtcm_mb: int
     optimization_level: int
-    memory: Mapping[str, int] = field(default_factory=dict)
+    memory: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -63,17 +58,16 @@ def _specs(tensors: dict[str, Any]) -> dict[str, TensorSpec]:
     return {name: (tuple(shape), dtype) for name, (shape, dtype) in tensors.items()}
 
 
-def read_binary(path: Path | str) -> BinaryInfo:
+def read_binary(path: Path) -> BinaryInfo:
     """Chip, build and graphs of a context binary.
 
     Raises:
         KokoroNpuError: the file is missing, damaged or no context binary.
     """
-    path = Path(path)
     if not path.is_file():
         raise KokoroNpuError(f"{path}: no such context binary")
     run = toolchain.run_worker("inspect", {"path": str(path.resolve()), "libraries": str(toolchain.library_dir())})
-    found = toolchain.require_result(run, f"{path}: cannot be read back")["binary"]
+    found = run.answer(f"{path}: cannot be read back")["binary"]
     graphs = tuple(
         GraphInfo(**graph | {"inputs": _specs(graph["inputs"]), "outputs": _specs(graph["outputs"])})
         for graph in found["graphs"]
@@ -81,15 +75,14 @@ def read_binary(path: Path | str) -> BinaryInfo:
     return BinaryInfo(found["soc_model"], found["htp_arch"], found["qairt_build"], graphs)
 
 
-def model_io(onnx_path: Path | str) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec]]:
+def model_io(onnx_path: Path) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec]]:
     """Inputs and outputs of an ONNX model, name to shape and dtype; a dimension without value is 0."""
-    graph = onnx.load(str(onnx_path), load_external_data=False).graph
+    graph = read_graph(onnx_path).graph
     constants = {tensor.name for tensor in graph.initializer}
 
     def spec(info: onnx.ValueInfoProto) -> TensorSpec:
         tensor = info.type.tensor_type
-        dtype = _ONNX_DTYPES.get(tensor.elem_type, str(tensor.elem_type))
-        return tuple(d.dim_value for d in tensor.shape.dim), dtype
+        return tuple(d.dim_value for d in tensor.shape.dim), helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
 
     return (
         {info.name: spec(info) for info in graph.input if info.name not in constants},
@@ -97,7 +90,7 @@ def model_io(onnx_path: Path | str) -> tuple[dict[str, TensorSpec], dict[str, Te
     )
 
 
-def check_binary(info: BinaryInfo, target: Target, level: int, onnx_path: Path | str, where: str) -> None:
+def check_binary(info: BinaryInfo, target: Target, level: int, onnx_path: Path, where: str) -> None:
     """Assert that a binary is the one that was asked for.
 
     Args:

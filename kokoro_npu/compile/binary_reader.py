@@ -1,8 +1,8 @@
 """Reads an HTP context binary through ``libQnnSystem.so`` of the onnxruntime-qnn wheel, in the worker process.
 
-Only the few fields needed are read, at the offsets that version 3 of the system library's answer has on a
-64-bit machine (found by comparing answers for known binaries; another version is refused rather than
-misread). No header of Qualcomm's is used.
+Only the few fields needed are read, at the offsets that version 3 of the system library's answer has on a 64-bit
+machine (found by comparing answers for known binaries; another version is refused rather than misread). No header of
+Qualcomm's is used.
 """
 
 import ctypes

@@ -1,27 +1,35 @@
 """The table of chips: one YAML file a chip, with the source of its numbers."""
 
-import difflib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.compile.options import Target
+from kokoro_npu.errors import KokoroNpuError, did_you_mean
+
+TABLE = Path("conf/target")
+"""Where the table lies, below the root of a clone."""
+DEFAULT = "sm8650"
+"""The chip of the commands that ask for one."""
 
 
-def read_chips(directory: Path | str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """What ``<directory>/<name>.yaml`` says of each chip: the fields of :class:`kokoro_npu.compile.options.Target`.
+def read_chip(name: str, table: Path = TABLE) -> Target:
+    """The chip that ``<table>/<name>.yaml`` describes.
 
     Raises:
-        KokoroNpuError: a chip is not in the table; the message names the nearest ones.
+        KokoroNpuError: there is no such file (the message names the nearest chips), or it does not hold exactly the
+            fields of a :class:`~kokoro_npu.compile.options.Target`, its numbers positive integers.
     """
-    files = {path.stem: path for path in sorted(Path(directory).glob("*.yaml"))}
-    for name in names:
-        if name not in files:
-            near = difflib.get_close_matches(name, list(files), n=2, cutoff=0.4)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(files)};"
-            raise KokoroNpuError(
-                f"{name!r} is not in the table of chips; {hint} a new chip is a new file in {directory}"
-            )
-    return [yaml.safe_load(files[name].read_text(encoding="utf-8")) for name in names]
+    path = table / f"{name}.yaml"
+    if not path.is_file():
+        hint = did_you_mean(name, (other.stem for other in table.glob("*.yaml")))
+        raise KokoroNpuError(f"{name!r} is not in the table of chips; {hint} (a new chip is a new file in {table})")
+    try:
+        chip = Target(**yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, TypeError) as error:
+        raise KokoroNpuError(f"{path} describes no chip: {error}") from None
+    for key in ("soc_model", "htp_arch", "vtcm_mb"):
+        value = getattr(chip, key)
+        if type(value) is not int or value < 1:
+            raise KokoroNpuError(f"{path}: {key} is {value!r}; it must be a positive integer")
+    return chip

@@ -1,11 +1,10 @@
 """Does a bucket fit the compiler and this machine? Asked before the compiler starts.
 
-The compiler's memory grows with the frames, and it dies or returns a misleading
-``QNN_COMMON_ERROR_MEM_ALLOC`` (1002) when it does not fit. The estimate stands on measured points
-(``MEMORY_POINTS``) and their growth per frame.
+The compiler's memory grows with the frames, and it dies or returns a misleading ``QNN_COMMON_ERROR_MEM_ALLOC`` (1002)
+when it does not fit. The estimate stands on measured points (`PEAKS`) and their growth per frame.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import onnx
 
 from kokoro_npu.compile.options import CompileSettings
 from kokoro_npu.geometry import MAX_WIDTH
+from kokoro_npu.graphs.reading import read_graph
 from kokoro_npu.machine import available_bytes
 
 GB = 10**9
@@ -26,72 +26,44 @@ MARGIN = 1.1
 LONG_FRAMES = 1000
 """Buckets of more frames take the compiler many minutes, and are compiled on demand alone (``long_buckets``)."""
 
-
-@dataclass(frozen=True)
-class MemoryPoint:
-    """One measured compile: peak resident memory in bytes for ``frames``."""
-
-    precision: str
-    optimization_level: int
-    graph_splitting: bool
-    frames: int
-    peak_bytes: int
-    source: str
-
-
-_DESIGN = "design §5, an earlier decoder"
-_BEFORE = "the decoder of commit f824fc6, onnxruntime-qnn 2.7.0, 2 cores; w8a16 with made-up ranges"
-_HERE = "this decoder, onnxruntime-qnn 2.7.0, 2 cores, docs/hexagon.md"
-MEMORY_POINTS = (
-    MemoryPoint("w8a16", 1, False, 120, 3_670_000_000, _BEFORE),
-    MemoryPoint("w8a16", 1, False, 400, 10 * GB, _DESIGN),
-    MemoryPoint("w8a16", 1, False, 552, 11 * GB, _DESIGN),
-    MemoryPoint("w8a16", 2, False, 120, 1_900_000_000, _HERE),
-    MemoryPoint("w8a16", 2, False, 400, 4_050_000_000, _HERE),
-    MemoryPoint("w8a16", 2, False, 552, 5_230_000_000, _HERE),
-    MemoryPoint("w8a16", 2, False, 1800, 17_620_000_000, _HERE),
-    MemoryPoint("w8a16", 2, True, 120, 2_250_000_000, _BEFORE),
-    MemoryPoint("w8a16", 2, True, 400, 6_200_000_000, _DESIGN),
-    MemoryPoint("fp16", 1, False, 120, 2_160_000_000, _BEFORE),
-    MemoryPoint("fp16", 1, False, 120, 2_900_000_000, _DESIGN),
-    MemoryPoint("fp16", 2, False, 120, 2_190_000_000, _BEFORE),
-    MemoryPoint("fp16", 2, False, 400, 10 * GB, _DESIGN),
-    MemoryPoint("fp16", 2, True, 120, 2_580_000_000, _BEFORE),
-)
+# With onnxruntime-qnn 2.7.0 on 2 cores, for SM8650. An asterisk marks decoders that needed more than the present one.
+PEAKS: Mapping[tuple[str, int, bool], Mapping[int, int]] = {
+    ("w8a16", 1, False): {120: 3_670_000_000, 400: 10 * GB, 552: 11 * GB},  # *
+    ("w8a16", 2, False): {120: 1_900_000_000, 400: 4_050_000_000, 552: 5_230_000_000, 1800: 17_620_000_000},
+    ("w8a16", 2, True): {120: 2_250_000_000, 400: 6_200_000_000},  # *
+    ("fp16", 1, False): {120: 2_160_000_000},  # *
+    ("fp16", 2, False): {120: 2_190_000_000, 400: 2_460_000_000},
+    ("fp16", 2, True): {120: 2_580_000_000},  # *
+}
+"""Peak resident memory of measured compiles in bytes: (precision, level, graph splitting) to frames to peak."""
 
 
 def estimate_bytes(frames: int, precision: str, settings: CompileSettings) -> int:
     """Peak memory of the compiler in bytes, with a margin.
 
     Interpolated between the points of the same precision, level and splitting, and moved by ``BYTES_PER_FRAME``
-    beyond them. Without such a point, all of the same precision stand in (w8a8 counts as w8a16).
+    beyond them. Where the level has none, those of the other levels stand in; w8a8 and mixed count as w8a16.
     """
     kind = "fp16" if precision == "fp16" else "w8a16"
-    same_kind = [p for p in MEMORY_POINTS if p.precision == kind]
-    exact = [
-        p
-        for p in same_kind
-        if p.optimization_level == settings.optimization_level and p.graph_splitting == settings.graph_splitting
-    ]
+    like = {key[1]: points for key, points in PEAKS.items() if (key[0], key[2]) == (kind, settings.graph_splitting)}
+    own = like.get(settings.optimization_level)
     peaks: dict[int, int] = {}
-    for point in sorted(exact or same_kind, key=lambda p: p.frames):
-        # The worst that was seen at this size or a smaller one.
-        peaks[point.frames] = max(point.peak_bytes, *peaks.values(), 0)
+    for size, peak in sorted(point for points in ([own] if own else like.values()) for point in points.items()):
+        peaks[size] = max(peak, *peaks.values(), 0)  # the worst that was seen at this size or a smaller one
     first, last = min(peaks), max(peaks)
     beyond = (min(frames - first, 0) + max(frames - last, 0)) * BYTES_PER_FRAME
     estimate = float(np.interp(frames, list(peaks), list(peaks.values()))) + beyond
     return int(max(estimate, FLOOR_BYTES) * MARGIN)
 
 
-def widest_tensor(onnx_path: Path | str) -> tuple[str, int]:
+def widest_tensor(onnx_path: Path) -> tuple[str, int]:
     """Name and width (last dimension) of the widest tensor of rank 3 or more with several channels, inputs apart.
 
-    Single-channel tensors (the audio itself) may be wider than ``MAX_WIDTH``; the compiler folds those.
+    Single-channel tensors (the audio itself) may be wider than ``MAX_WIDTH``; the compiler folds those. Inputs are
+    reshaped first, and wide ones were compiled.
     """
-    model = onnx.load(str(onnx_path), load_external_data=False)
-    graph = onnx.shape_inference.infer_shapes(model).graph
+    graph = onnx.shape_inference.infer_shapes(read_graph(onnx_path)).graph
     name, width = "", 0
-    # Inputs are reshaped first, and wide ones were compiled.
     for info in (*graph.value_info, *graph.output):
         dims = [d.dim_value for d in info.type.tensor_type.shape.dim]
         if len(dims) >= 3 and dims[1] > 1 and dims[-1] > width:
@@ -99,11 +71,17 @@ def widest_tensor(onnx_path: Path | str) -> tuple[str, int]:
     return name, width
 
 
-def refusal(frames: int, precision: str, settings: CompileSettings, widest: tuple[str, int]) -> str | None:
-    """Why this bucket is not attempted, in one line; None when it fits.
+def refusal(frames: int, precision: str, settings: CompileSettings, widest: tuple[str, int]) -> str:
+    """Why this bucket is not attempted, in one line; empty when it fits.
 
     The words before the colon go into metrics. The text names no figure that changes from run to run, so that a rebuilt
     report stays the same.
+
+    Args:
+        frames: the bucket.
+        precision: of its decoder.
+        settings: level, splitting, and the memory to leave.
+        widest: of its decoder, as :func:`widest_tensor` gives it.
     """
     name, width = widest
     need = estimate_bytes(frames, precision, settings)
@@ -125,4 +103,4 @@ def refusal(frames: int, precision: str, settings: CompileSettings, widest: tupl
     if need > available_bytes() - settings.memory_reserve_gib * 2**30:
         reserve = f"a reserve of {settings.memory_reserve_gib:g} GiB"
         return f"too large: {memory}, more than this machine has free beside {reserve}"
-    return None
+    return ""

@@ -7,13 +7,12 @@ import csv
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kokoro_npu.compile.backends import compile_decoder
 from kokoro_npu.compile.binary import read_binary
+from kokoro_npu.compile.local import compile_decoder
 from kokoro_npu.compile.options import Spec
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.graphs.cost import count
@@ -27,13 +26,13 @@ MOVEMENT = frozenset(
 """QNN ops that only move data or change their type; the decoder pools single columns, which moves them."""
 
 
-def graph_cost(path: Path | str, frames: int, spec: Spec) -> dict[str, Any]:
+def graph_cost(path: Path, frames: int, spec: Spec) -> dict[str, Any]:
     """Compile a decoder once and tell what its graph costs.
 
     Args:
         path: a decoder with static shapes.
         frames: its bucket, T.
-        spec: precision, chip, and settings of the local backend.
+        spec: precision, chip, and settings of this machine's compiler.
 
     Returns:
         ``qnn_ops`` (how many), ``movement_ops`` (of those, `MOVEMENT`), ``ops`` (kind to count, the most first),
@@ -42,9 +41,8 @@ def graph_cost(path: Path | str, frames: int, spec: Spec) -> dict[str, Any]:
         (stage to seconds), ``seconds`` and ``peak_rss_bytes`` of the compile.
 
     Raises:
-        KokoroNpuError: the bucket is not compiled, or the compiler left no dump.
+        KokoroNpuError: the bucket is not compiled.
     """
-    path = Path(path)
     with tempfile.TemporaryDirectory(prefix="kokoro-cost-") as scratch:
         dumps, out = Path(scratch, "dumps"), Path(scratch, "out")
         dumps.mkdir()
@@ -85,19 +83,14 @@ def graph_cost(path: Path | str, frames: int, spec: Spec) -> dict[str, Any]:
 
 
 def _ops(dumps: Path) -> dict[str, int]:
-    """Kinds of the ops that ONNX Runtime handed to QNN."""
-    graphs = [path for path in dumps.glob("*.json") if not path.name.endswith("_tensor_log.json")]
-    if len(graphs) != 1:
-        raise KokoroNpuError(f"the compiler left {len(graphs)} dumps of the graph, not one")
-    nodes: Mapping[str, Any] = json.loads(graphs[0].read_text(encoding="utf-8"))["graph"]["nodes"]
-    found = Counter(str(node["type"]) for node in nodes.values())
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+    """Kinds of the ops that ONNX Runtime handed to QNN, the most first."""
+    (graph,) = (path for path in dumps.glob("*.json") if not path.name.endswith("_tensor_log.json"))
+    nodes = json.loads(graph.read_text(encoding="utf-8"))["graph"]["nodes"]
+    return dict(Counter(node["type"] for node in nodes.values()).most_common())
 
 
 def _stages(profile: Path) -> dict[str, float]:
-    """Seconds of the compiler's stages; empty when it wrote no profile."""
-    if not profile.is_file():
-        return {}
+    """Seconds of the compiler's stages."""
     with open(profile, newline="", encoding="utf-8") as stream:
         rows = [row for row in csv.DictReader(stream) if row["Unit of Measurement"] == "US"]
     return {row["Event Identifier"]: round(int(row["Time"]) / 1e6, 3) for row in rows}

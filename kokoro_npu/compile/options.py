@@ -1,18 +1,14 @@
-"""What the QNN compiler is asked for: target, level, and an allow-list of options.
+"""What the QNN compiler is asked for: chip, level, and an allow-list of options.
 
-ONNX Runtime ignores unknown provider options without a word, and the HTP backend accepts values that no
-device has (``vtcm_mb=99``), so every name and value is checked here before the compiler sees it.
+ONNX Runtime ignores unknown provider options without a word, and the HTP backend accepts values that no device has
+(``vtcm_mb=99``), so every name and value of a user is checked here before the compiler sees it.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kokoro_npu.errors import KokoroNpuError
-
-LEVELS = (1, 2, 3)
-"""Finalize levels of HTP. 3 takes about three times as long as 2 (design §5)."""
+from kokoro_npu.errors import KokoroNpuError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class CompileSettings:
         long_buckets: compile buckets of more than ``memory.LONG_FRAMES`` too, many minutes each.
         options: further QNN provider options of the allow-list, name to value.
         memory_reserve_gib: memory in GiB that the compiler must leave to the rest of the machine.
-        aihub: settings of the AI Hub backend, see ``kokoro_npu.aihub.settings.Settings``; no other reads them.
+        aihub: fields of ``kokoro_npu.aihub.settings.ServiceSettings``; only the backend ``aihub`` reads them.
     """
 
     backend: str = "local"
@@ -88,7 +84,9 @@ _ALLOWED: dict[str, tuple[str, ...] | None] = {
     "enable_htp_monolithic_lstm": _FLAG,
     "enable_htp_prepare_only": _FLAG,
     "enable_htp_spill_fill_buffer": _FLAG,
+    "extended_udma": _FLAG,
     "framework_op_trace_dir": None,
+    "htp_bf16_enable": _FLAG,
     "htp_graph_splitting_num_prepare_threads": ("1", "2", "3", "4"),
     "json_qnn_graph_dir": None,
     "profiling_file_path": None,
@@ -97,8 +95,15 @@ _ALLOWED: dict[str, tuple[str, ...] | None] = {
     "vtcm_mb": None,  # checked against the target
 }
 
-# Options that follow from the target or the other settings: setting them twice would let the two disagree.
-_OWNED = {
+# Of these, what needs a newer chip: field of the target, its first value, and why. Measured with onnxruntime-qnn 2.7.0.
+_NEWER = {
+    "extended_udma": ("htp_arch", 79, "on V75 and older graphAddNode fails with 6007"),
+    "htp_bf16_enable": ("soc_model", 88, "bfloat16 needs soc_model 88 or newer"),
+}
+
+# Options that follow from the target or the other settings (set twice, the two could disagree), or that would leave no
+# binary to trust.
+_REFUSED = {
     "backend_path": "it is the HTP backend of the installed onnxruntime-qnn",
     "backend_type": "it is the HTP backend of the installed onnxruntime-qnn",
     "soc_model": "set target.soc_model",
@@ -110,57 +115,21 @@ _OWNED = {
     "dump_qnn_ir_dlc": "with it nothing is finalized and no binary comes out; the op audit uses it",
     "dump_qnn_ir_dlc_dir": "the op audit uses it",
     "qnn_ir_backend_path": "the op audit uses it",
-}
-
-# Measured with onnxruntime-qnn 2.7.0.
-_REFUSED = {
-    "extended_udma": "on V75 and older graphAddNode fails with 6007",
-    "htp_bf16_enable": "bfloat16 needs soc_model 88 or newer",
     "skip_backend_op_validation": "it hides which nodes HTP refuses",
     "qnn_saver_path": "the saver records calls and compiles nothing",
     "op_packages": "custom op packages are not part of this build",
 }
-_BF16_SOC = 88
-_UDMA_ARCH = 79
-_UNREFUSED_FROM = {
-    "htp_bf16_enable": lambda target: target.soc_model >= _BF16_SOC,
-    "extended_udma": lambda target: target.htp_arch >= _UDMA_ARCH,
-}
-
-_SESSION_ENTRIES = frozenset(
-    {
-        "session.disable_cpu_ep_fallback",
-        "session.record_ep_graph_assignment_info",
-        "ep.context_enable",
-        "ep.context_file_path",
-        "ep.context_embed_mode",
-    }
-)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "1" if value else "0"
-    return str(value)
-
-
-def _suggest(name: str, known: set[str] | frozenset[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(sorted(known))}"
 
 
 def _check_option(name: str, value: str, target: Target) -> None:
-    permitted = name in _UNREFUSED_FROM and _UNREFUSED_FROM[name](target)
-    if name in _REFUSED and not permitted:
-        raise KokoroNpuError(f"compile.options: {name} is refused for {target.name}: {_REFUSED[name]}")
-    if name in _OWNED:
-        raise KokoroNpuError(f"compile.options: {name} cannot be set there: {_OWNED[name]}")
-    if permitted:
-        allowed: tuple[str, ...] | None = _FLAG
-    elif name in _ALLOWED:
-        allowed = _ALLOWED[name]
-    else:
-        raise KokoroNpuError(f"compile.options: unknown QNN option {name!r}; {_suggest(name, set(_ALLOWED))}")
+    if name in _REFUSED:
+        raise KokoroNpuError(f"compile.options: {name} cannot be set there: {_REFUSED[name]}")
+    if name not in _ALLOWED:
+        raise KokoroNpuError(f"compile.options: unknown QNN option {name!r}; {did_you_mean(name, _ALLOWED)}")
+    key, first, why = _NEWER.get(name, ("soc_model", 0, ""))
+    if getattr(target, key) < first:
+        raise KokoroNpuError(f"compile.options: {name} is refused for {target.name}: {why}")
+    allowed = _ALLOWED[name]
     if allowed is not None and value not in allowed:
         raise KokoroNpuError(f"compile.options: {name}={value}: must be one of {', '.join(allowed)}")
     if name == "vtcm_mb" and not (value.isdecimal() and 1 <= int(value) <= target.vtcm_mb):
@@ -169,28 +138,18 @@ def _check_option(name: str, value: str, target: Target) -> None:
         )
 
 
-def provider_options(target: Target, settings: CompileSettings, backend_path: str) -> dict[str, str]:
-    """QNN provider options for one compile, all values as text.
-
-    Args:
-        target: the chip.
-        settings: level, splitting and further options.
-        backend_path: path of ``libQnnHtp.so``.
+def provider_options(target: Target, settings: CompileSettings) -> dict[str, str]:
+    """QNN provider options of one session, all values as text; the worker adds where the backend lies.
 
     Raises:
         KokoroNpuError: an option is unknown (with a suggestion), refused for this chip, or out of range.
     """
-    for key in ("soc_model", "htp_arch", "vtcm_mb"):
-        value = getattr(target, key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise KokoroNpuError(f"target.{key}={value!r}: must be a positive integer")
-    if settings.optimization_level not in LEVELS:
-        raise KokoroNpuError(f"compile.optimization_level={settings.optimization_level}: must be 1, 2 or 3")
-    extra = {name: _text(value) for name, value in settings.options.items()}
+    extra = {
+        name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in settings.options.items()
+    }
     for name, value in extra.items():
         _check_option(name, value, target)
     options = {
-        "backend_path": backend_path,
         "soc_model": str(target.soc_model),
         "htp_arch": str(target.htp_arch),
         "vtcm_mb": str(target.vtcm_mb),
@@ -201,17 +160,3 @@ def provider_options(target: Target, settings: CompileSettings, backend_path: st
     if settings.graph_splitting:
         options["enable_htp_graph_splitting"] = "1"
     return options | extra
-
-
-def session_entries(**entries: str) -> dict[str, str]:
-    """Session config entries with dots written as double underscores, checked against the allow-list.
-
-    Raises:
-        KokoroNpuError: an entry is not one that this project uses (ONNX Runtime would ignore a typo
-            silently).
-    """
-    result = {name.replace("__", "."): value for name, value in entries.items()}
-    for name in result:
-        if name not in _SESSION_ENTRIES:
-            raise KokoroNpuError(f"session entry {name!r} is unknown; {_suggest(name, _SESSION_ENTRIES)}")
-    return result

@@ -1,11 +1,10 @@
 """Qualcomm's compiler as the ``onnxruntime-qnn`` wheel ships it: is it here, which version, how to run it.
 
-The compiler always runs in a child process: it can die of a signal (graph splitting beyond 65,535 columns
-does), needs gigabytes that only a process end gives back, and its libraries must not stay loaded in the
-caller.
+The compiler always runs in a child process: it can die of a signal (graph splitting beyond 65,535 columns does), needs
+gigabytes that only a process end gives back, and its libraries must not stay loaded in the caller.
 """
 
-import importlib.metadata
+import contextlib
 import importlib.util
 import json
 import os
@@ -24,9 +23,13 @@ from tqdm import tqdm
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.machine import available_bytes
-from kokoro_npu.versions import flat_versions
+
+BACKEND = "qnn-htp-offline"
+"""What reports call this machine's compiler."""
 
 _PACKAGE = "onnxruntime_qnn"
+_LIBRARIES = ("libQnnHtp.so", "libHtpPrepare.so", "libQnnSystem.so", "libQnnIr.so")
+_ROOT = str(Path(__file__).resolve().parents[2])
 _POLL_SECONDS = 0.2
 _LINE_SECONDS = 30.0
 # Not -m: the package imports the worker, and runpy warns about modules that are imported already.
@@ -54,63 +57,59 @@ class WorkerRun:
     guarded: bool = False
 
     @property
-    def death(self) -> str:
-        """Empty for an ordinary end, else e.g. ``died of SIGSEGV``."""
-        if self.returncode >= 0:
+    def failure(self) -> str:
+        """Why there is no result, in a few words; empty when there is one."""
+        if self.guarded:
+            return "the process was ended before it took the machine's last memory"
+        if self.returncode < 0:
+            return f"the process died of {signal.Signals(-self.returncode).name}"
+        if self.result.get("ok"):
             return ""
-        try:
-            return f"died of {signal.Signals(-self.returncode).name}"
-        except ValueError:
-            return f"died of signal {-self.returncode}"
+        return str(self.result.get("error") or f"the process ended with status {self.returncode}")
+
+    def answer(self, what: str) -> dict[str, Any]:
+        """The worker's result.
+
+        Raises:
+            KokoroNpuError: there is none; the message begins with ``what``.
+        """
+        if self.failure:
+            raise KokoroNpuError(f"{what}: {self.failure}")
+        return self.result
 
 
 def library_dir() -> Path | None:
     """Directory of the wheel's native libraries, or None without the wheel; nothing is imported or loaded."""
-    try:
-        spec = importlib.util.find_spec(_PACKAGE)
-    except (ImportError, ValueError):
-        return None
+    spec = importlib.util.find_spec(_PACKAGE)
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
 def missing_reason() -> str | None:
     """Why the compiler cannot run on this machine, in one line; None when it can.
 
-    The wheel exists for Linux x86-64 with glibc 2.35 or newer (its libraries load it at import of the
-    provider).
+    The wheel exists for Linux x86-64 with glibc 2.35 or newer (its libraries load it at import of the provider).
     """
     where = library_dir()
     if where is None:
         return f"no compiler: onnxruntime-qnn is not installed (no wheel for {sys.platform}?)"
-    for name in ("libQnnHtp.so", "libHtpPrepare.so", "libQnnSystem.so", "libQnnIr.so"):
+    for name in _LIBRARIES:
         if not (where / name).is_file():
             return f"no compiler: onnxruntime-qnn holds no {name}: the offline HTP compiler exists on Linux x86-64 only"
-    run = run_worker("probe", {}, describe=None)
-    if run.result.get("ok"):
+    run = run_worker("probe", {})
+    if not run.failure:
         return None
-    detail = run.result.get("error") or run.death or (run.log.strip().splitlines() or ["no message"])[-1]
-    return f"no compiler: the QNN execution provider does not load: {' '.join(str(detail).split())[:300]}"
-
-
-def versions() -> dict[str, str]:
-    """Versions of the tools that decide a binary, as flat report keys; empty text where not installed."""
-    return flat_versions(("onnx", "onnxruntime", "onnxruntime-qnn"))
-
-
-def _rss(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
+    # A library that does not load ends the process before it can answer; its log then tells most.
+    detail = run.failure if run.result or run.returncode < 0 else (run.log.strip().splitlines() or [run.failure])[-1]
+    return f"no compiler: the QNN execution provider does not load: {' '.join(detail.split())[:300]}"
 
 
 def run_worker(
     command: str,
     request: Mapping[str, Any],
     *,
-    cwd: Path | str | None = None,
+    cwd: Path | None = None,
     describe: str | None = None,
-    min_available_bytes: int = 0,
+    reserve_gib: float = 0.0,
 ) -> WorkerRun:
     """Run one command of ``kokoro_npu.compile.worker`` in a child process and wait for it.
 
@@ -119,25 +118,28 @@ def run_worker(
         request: the command's arguments, JSON-able.
         cwd: working directory of the child.
         describe: text of the progress line; None shows none.
-        min_available_bytes: end the child when the machine's available memory falls below this, before the
-            kernel ends some other process.
+        reserve_gib: end the child when less than half of this memory is left on the machine, before the kernel ends
+            some other process.
 
     Returns:
         How it ended; a crash is told, not raised.
     """
+    least = reserve_gib * 2**30 / 2
     with tempfile.TemporaryDirectory(prefix="kokoro-qnn-") as scratch:
         request_path, result_path, log_path = (Path(scratch) / n for n in ("request.json", "result.json", "log"))
         request_path.write_text(
             json.dumps({"command": command, "result": str(result_path), **request}), encoding="utf-8"
         )
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        # This library first, whatever else the user's path holds.
+        paths = [_ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         start = time.monotonic()
         peak, guarded = 0, False
         with open(log_path, "wb") as log:
             # -P: the child's working directory must not shadow modules.
             child = subprocess.Popen(
                 [sys.executable, "-P", "-c", _ENTRY, str(request_path)],
-                cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=cwd, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log,
             )  # fmt: skip
             try:
                 process = psutil.Process(child.pid)
@@ -146,14 +148,15 @@ def run_worker(
                 next_line = _LINE_SECONDS
                 while child.poll() is None:
                     time.sleep(_POLL_SECONDS)
-                    rss = _rss(process)
-                    peak = max(peak, rss)
+                    with contextlib.suppress(psutil.Error):  # it has just ended
+                        rss = int(process.memory_info().rss)
+                        peak = max(peak, rss)
+                        bar.set_postfix_str(f"{rss / 2**30:.1f} GiB")
                     elapsed = time.monotonic() - start
-                    bar.set_postfix_str(f"{rss / 2**30:.1f} GiB")
                     if describe and bar.disable and elapsed >= next_line:
                         next_line += _LINE_SECONDS
-                        print(f"{describe}: {elapsed:.0f} s, {rss / 2**30:.1f} GiB", file=sys.stderr, flush=True)
-                    if min_available_bytes and available_bytes() < min_available_bytes:
+                        print(f"{describe}: {elapsed:.0f} s, {peak / 2**30:.1f} GiB", file=sys.stderr, flush=True)
+                    if least and available_bytes() < least:
                         guarded = True
                         child.kill()
                         child.wait()
@@ -168,16 +171,3 @@ def run_worker(
         text = log_path.read_text(encoding="utf-8", errors="replace")
     peak = max(peak, int(result.get("peak_rss_bytes", 0)))
     return WorkerRun(result, child.returncode, text, time.monotonic() - start, peak, guarded)
-
-
-def require_result(run: WorkerRun, what: str) -> dict[str, Any]:
-    """The worker's result, or a one-line error that tells how it died.
-
-    Raises:
-        KokoroNpuError: the worker crashed or reported an error.
-    """
-    if run.death or not run.result:
-        raise KokoroNpuError(f"{what}: the compiler process {run.death or f'ended with status {run.returncode}'}")
-    if not run.result.get("ok"):
-        raise KokoroNpuError(f"{what}: {run.result.get('error', 'no message')}")
-    return run.result

@@ -1,9 +1,8 @@
-"""Child process that touches Qualcomm's libraries; started by ``toolchain.run_worker`` with a request file.
+"""The child process that loads Qualcomm's libraries; ``toolchain.run_worker`` starts it with a request file.
 
 Commands: ``probe`` (does the provider load), ``compile`` (models to one context binary), ``placement`` (which nodes HTP
-takes, nothing finalized), ``emulate`` (run models in the emulation of HTP), ``inspect`` (what a binary says of
-itself). The answer is written as JSON to the
-path named in the request.
+takes, nothing finalized), ``emulate`` (run models in the emulation of HTP), ``inspect`` (what a binary says of itself).
+The answer is written as JSON to the path that the request names.
 """
 
 import ctypes
@@ -11,7 +10,6 @@ import json
 import os
 import resource
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,7 @@ _PROVIDER = "QNNExecutionProvider"
 
 def _die_with_parent() -> None:
     """Ask the kernel to end this process with its parent: a killed build leaves no compiler behind."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _devices(ort: Any) -> list[Any]:
@@ -34,8 +31,7 @@ def _devices(ort: Any) -> list[Any]:
 
 def _return_freed_memory() -> None:
     """Give what one compile has freed back to the system, before the next asks for more."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).malloc_trim(0)
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _peak_rss_bytes() -> int:
@@ -47,8 +43,7 @@ def _session_options(request: dict[str, Any]) -> Any:
     import onnxruntime as ort
     import onnxruntime_qnn
 
-    # ONNX Runtime 1.31 sends telemetry unless told otherwise; older builds have no such switch.
-    getattr(ort, "disable_telemetry_events", lambda: None)()
+    ort.disable_telemetry_events()
     devices = _devices(ort)
     if not devices:
         ort.register_execution_provider_library(_PROVIDER, onnxruntime_qnn.get_library_path())
@@ -56,7 +51,8 @@ def _session_options(request: dict[str, Any]) -> Any:
     if not devices:
         raise RuntimeError("the QNN execution provider offers no device")
     options = ort.SessionOptions()
-    options.add_provider_for_devices(devices[:1], request.get("provider_options", {}))
+    backend = {"backend_path": onnxruntime_qnn.get_qnn_htp_path()}
+    options.add_provider_for_devices(devices[:1], backend | request.get("provider_options", {}))
     for name, value in request.get("session_entries", {}).items():
         options.add_session_config_entry(name, value)
     options.log_severity_level = request.get("log_severity", 3)

@@ -84,5 +84,5 @@ def compare(
 
 
 def _jobs(graph: Graph, entries: Sequence[str], tensors: Sequence[str], truth: Mapping[str, Tensor]) -> list[Job]:
-    parts = [graph.part(entries, [tensor], f"cut at {tensor}") for tensor in tensors]
+    parts = [graph.part(entries, [tensor]) for tensor in tensors]
     return [Job(part, {info.name: truth[info.name] for info in part.graph.input}) for part in parts]

@@ -1,16 +1,15 @@
 """Parts of a graph as models of their own, and the values of tensors inside a graph."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto
+from onnx.utils import Extractor
 
-from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.machine import THREADS
+from kokoro_npu.graphs.sessions import cpu_session
 
 Tensor = npt.NDArray
 
@@ -26,34 +25,21 @@ class Graph:
     """
 
     def __init__(self, model: ModelProto) -> None:
-        self.model = model
-        self.nodes = list(model.graph.node)
-        self.constants = {tensor.name: tensor for tensor in model.graph.initializer}
-        self.writer = {name: node for node in self.nodes for name in node.output if name}
-        self.order = {id(node): index for index, node in enumerate(self.nodes)}
+        typed = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        self._extractor = Extractor(typed)
+        self.infos = self._extractor.value_infos
+        """Type and shape of every tensor that is no initializer."""
+        self.constants = self._extractor.initializers
+        self.writer = {name: node for node in typed.graph.node for name in node.output if name}
         self.readers: dict[str, list[NodeProto]] = {}
-        for node in self.nodes:
+        for node in typed.graph.node:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
-
-    @cached_property
-    def infos(self) -> dict[str, onnx.ValueInfoProto]:
-        """Type and shape of every tensor that is no initializer."""
-        typed = self.model
-        if any(node.domain for node in self.nodes):
-            typed = ModelProto()
-            typed.CopyFrom(self.model)
-            for node in typed.graph.node:
-                # The quantizer may write 16-bit Q/DQ in Microsoft's domain, through which onnx infers no shape.
-                if node.op_type in (QUANTIZE, DEQUANTIZE):
-                    node.domain = ""
-        graph = onnx.shape_inference.infer_shapes(typed, data_prop=True).graph
-        return {info.name: info for info in (*graph.value_info, *graph.input, *graph.output)}
 
     @property
     def operators(self) -> Iterator[NodeProto]:
         """The nodes that compute: neither Q/DQ nor constants."""
-        return (node for node in self.nodes if node.op_type not in _CARRIERS)
+        return (node for node in self._extractor.graph.node if node.op_type not in _CARRIERS)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of any tensor."""
@@ -93,48 +79,20 @@ class Graph:
                 found.append(name)
         return found
 
-    def part(self, inputs: Collection[str], outputs: Iterable[str], name: str) -> ModelProto:
+    def part(self, inputs: Collection[str], outputs: Sequence[str]) -> ModelProto:
         """The nodes between two sets of tensors as a model of its own.
 
         Args:
-            inputs: float tensors to be fed; the walk back from the outputs ends at them.
+            inputs: tensors to be fed; the walk back from the outputs ends at them. Those that nothing reads are left
+                out.
             outputs: tensors to be given.
-            name: of the new graph.
-
-        Raises:
-            KokoroNpuError: an output needs an input of the whole model that is not among ``inputs``.
         """
-        outputs = list(outputs)
-        kept: dict[int, NodeProto] = {}
-        used: list[str] = []
-        todo = list(outputs)
-        fed = set(inputs) - set(outputs)
-        while todo:
-            tensor = todo.pop()
-            if tensor in fed or tensor in self.constants or not tensor:
-                used.append(tensor)
-                continue
-            writer = self.writer.get(tensor)
-            if writer is None:
-                raise KokoroNpuError(f"{name}: {tensor} is an input of the model and is not fed")
-            if id(writer) not in kept:
-                kept[id(writer)] = writer
-                todo += writer.input
-        nodes = sorted(kept.values(), key=lambda node: self.order[id(node)])
-        needed = set(used)
-        graph = helper.make_graph(
-            nodes,
-            name,
-            [self._info(tensor) for tensor in inputs if tensor in needed],
-            [self._info(tensor) for tensor in outputs],
-            [self.constants[tensor] for tensor in self.constants if tensor in needed],
-            # What lies between: shape inference does not see through every kind of Q/DQ.
-            value_info=[self.infos[t] for node in nodes for t in node.output if t in self.infos and t not in outputs],
-        )
-        return helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version)
-
-    def _info(self, name: str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, self.dtype(name), self.shape(name))
+        part = self._extractor.extract_model(list(inputs), list(outputs))
+        read = {name for node in part.graph.node for name in node.input}
+        kept = [info for info in part.graph.input if info.name in read]
+        del part.graph.input[:]
+        part.graph.input.extend(kept)
+        return part
 
 
 def values(model: ModelProto, feeds: Mapping[str, Tensor], names: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -145,21 +103,16 @@ def values(model: ModelProto, feeds: Mapping[str, Tensor], names: Collection[str
         feeds: inputs by name.
         names: tensors to give; the model's outputs by default. Inputs of the model are given back as they are.
     """
+    given: dict[str, Tensor] = {}
     if names is not None:
-        graph = Graph(model)
-        wanted = [name for name in names if name in graph.writer]
-        model = graph.part([info.name for info in model.graph.input], wanted, model.graph.name) if wanted else model
         given = {name: feeds[name] for name in names if name in feeds}
+        wanted = [name for name in names if name not in feeds]
         if not wanted:
             return given
-    else:
-        given = {}
-    ort.disable_telemetry_events()
+        model = Graph(model).part([info.name for info in model.graph.input], wanted)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = THREADS
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = cpu_session(model.SerializeToString(), options=options)
     fed = {info.name: np.ascontiguousarray(feeds[info.name]) for info in session.get_inputs()}
     outputs = [info.name for info in session.get_outputs()]
     return given | dict(zip(outputs, session.run(None, fed), strict=True))

@@ -8,19 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from kokoro_npu.audio import metrics
+from kokoro_npu.build.labels import QUANTIZED
 from kokoro_npu.compile import toolchain
-from kokoro_npu.compile.options import CompileSettings, Target, provider_options, session_entries
+from kokoro_npu.compile.options import CompileSettings, Target, provider_options
+from kokoro_npu.emulation.graph import Tensor
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.graphs.cost import Cost
+from kokoro_npu.versions import flat_versions
 
 BACKEND = "qnn-htp-emulation"
-GMAC_PER_SECOND = {"fp16": 1.0, "quantized": 0.15}
-"""What the emulation does on one core, by form; it uses no second core. Measured on convolutions of the decoder."""
+FP16 = "fp16"
+FORMS = (FP16, QUANTIZED)
+"""What is emulated: a float graph, which HTP runs in half precision, or one with Q/DQ pairs."""
 
-Tensor = npt.NDArray
+# Of one core, for the emulation uses no second: 1e9 multiply-accumulates a second, measured on convolutions of the
+# decoder, and bytes of activations a second, from what a whole decoder takes (0.2 and 0.1 GMAC/s in all).
+_SPEEDS = {FP16: (1.0, 9.0e6), QUANTIZED: (0.15, 5.4e6)}
+_START_SECONDS = 1.0
+"""What compiling and starting a graph of one op costs."""
 
 _EQUAL_DB = 200.0
 """Stands for equal tensors, whose SNR is infinite; its negative for what is no number."""
@@ -57,10 +65,17 @@ def require_emulation() -> None:
         raise KokoroNpuError(f"the HTP emulation cannot run here: {reason}")
 
 
+def estimate_seconds(cost: Cost, form: str) -> float:
+    """About how long the emulation of a graph takes on one core, by its counts and its form."""
+    macs, activations = _SPEEDS[form]
+    return _START_SECONDS + cost.gmacs / macs + cost.activation_bytes / activations
+
+
 def fingerprint(target: Target, settings: CompileSettings) -> str:
     """All but model and inputs that an answer depends on, as text: a part of the key of whoever keeps answers."""
     parts: list[Any] = [target.soc_model, target.htp_arch, target.vtcm_mb, settings.optimization_level]
-    parts += [settings.graph_splitting, dict(settings.options), toolchain.versions()]
+    parts += [settings.graph_splitting, dict(settings.options)]
+    parts += [flat_versions(("onnx", "onnxruntime", "onnxruntime-qnn"))]
     return json.dumps(parts, sort_keys=True)
 
 
@@ -78,8 +93,6 @@ def emulate(
     Returns:
         One answer a job, in their order.
     """
-    directory = toolchain.library_dir()
-    options = provider_options(target, settings, str((directory or Path()) / "libQnnHtp.so"))
     answers: list[Answer] = []
     with tempfile.TemporaryDirectory(prefix="kokoro-emulate-") as scratch:
         places = [_write(job, Path(scratch), number) for number, job in enumerate(jobs)]
@@ -88,24 +101,17 @@ def emulate(
                 "emulate",
                 {
                     "jobs": places[len(answers) :],
-                    "provider_options": options,
-                    "session_entries": session_entries(session__disable_cpu_ep_fallback="1"),
+                    "provider_options": provider_options(target, settings),
+                    "session_entries": {"session.disable_cpu_ep_fallback": "1"},
                 },
                 describe=describe,
-                min_available_bytes=int(settings.memory_reserve_gib * 2**30 / 2),
+                reserve_gib=settings.memory_reserve_gib,
             )
-            done = [answer for place in places[len(answers) :] if (answer := _read(place))]
-            answers += done
+            answers += [answer for place in places[len(answers) :] if (answer := _read(place))]
             if len(answers) < len(jobs):
                 # The first without an answer is the one at which the process died.
-                answers.append(Answer({}, _death(run)))
+                answers.append(Answer({}, run.failure))
     return answers
-
-
-def _death(run: toolchain.WorkerRun) -> str:
-    if run.guarded:
-        return "ended before it took the last memory"
-    return f"the emulation {run.death}" if run.death else str(run.result.get("error") or "the emulation gave no answer")
 
 
 def _write(job: Job, scratch: Path, number: int) -> dict[str, str]:

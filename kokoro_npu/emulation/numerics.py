@@ -1,9 +1,9 @@
 """Numerical op audit: each distinct piece of a decoder's work alone through the HTP emulation.
 
-A node that the compiler takes can still compute something else than ONNX says (design §5 lists three that do). So each
-class of :mod:`kokoro_npu.emulation.classes` is cut out of the decoder, fed with the tensors that it sees when a
-recorded utterance is decoded, and compared with ONNX Runtime: the float graph, which HTP runs in half precision, and
-the quantized one, at the finalize level that ships.
+A node that the compiler takes can still compute something else than ONNX says: a depthwise ConvTranspose and a
+quantized Reciprocal above 1 do. So each class of :mod:`kokoro_npu.emulation.classes` is cut out of the decoder, fed with
+the tensors that it sees when an utterance of the reference set is decoded, and compared with ONNX Runtime: the float
+graph, which HTP runs in half precision, and the quantized one, at the finalize level that ships.
 """
 
 import hashlib
@@ -21,17 +21,14 @@ from tqdm import tqdm
 from kokoro_npu.compile.options import CompileSettings, Target
 from kokoro_npu.emulation.classes import OpClass, op_classes
 from kokoro_npu.emulation.graph import Graph, Tensor, values
-from kokoro_npu.emulation.htp import GMAC_PER_SECOND, Job, agreement_db, emulate, fingerprint
+from kokoro_npu.emulation.htp import FORMS, Job, agreement_db, emulate, estimate_seconds, fingerprint
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import read_json, write_json
 from kokoro_npu.graphs.cost import count_model
 
-FP16, QUANTIZED = "fp16", "quantized"
-FORMS = (FP16, QUANTIZED)
 COLUMNS = ("form", "op", "snr_db", "error", "nodes", "node", "description")
 
-SECONDS_A_CLASS = 1.0
-"""What compiling and starting one op costs."""
+_NOT_MEASURED = "not measured"
 _CAPTURED_BYTES = 2 << 30
 """Tensors of the decoder that are held at a time."""
 _CHUNK = 8
@@ -59,21 +56,21 @@ def audit_numerics(
     feeds: Mapping[str, Tensor],
     target: Target,
     settings: CompileSettings,
-    cache_dir: Path | str,
-    max_seconds: float = float("inf"),
-    processes: int = 1,
+    cache_dir: Path,
+    max_seconds: float,
+    processes: int,
 ) -> pd.DataFrame:
     """Measure every class of every form.
 
     Args:
         forms: the decoder's forms.
         frames: the bucket, T.
-        feeds: the decoder's inputs for one recorded utterance.
+        feeds: the decoder's inputs for one utterance.
         target: the chip.
         settings: level and options that ship.
         cache_dir: keeps each class's figure: a second bucket costs seconds, and a killed audit resumes.
-        max_seconds: estimated time that classes which are not in the cache may take together; what is left is not
-            measured, and said so.
+        max_seconds: estimated time that classes of a form which are not in the cache may take together; what is left
+            is not measured, and said so.
         processes: emulations at a time, one core each.
 
     Returns:
@@ -81,26 +78,22 @@ def audit_numerics(
         Runtime CPU for the same graph (200 for equal outputs), or ``error``; ``nodes`` of the class, and the ``node``
         that was measured.
     """
+    left_out = {
+        "snr_db": None,
+        "error": f"{_NOT_MEASURED}: the classes that no cache holds would take more than {max_seconds:.0f} s",
+    }
     rows = []
     for form in forms:
         graph = Graph(form.model)
-        classes = op_classes(graph, frames)
-        paths = [Path(cache_dir) / f"{_cache_key(form, one, target, settings)}.json" for one in classes]
-        missing = [(one, path) for one, path in zip(classes, paths, strict=True) if not path.is_file()]
-        skipped = _measure(form, graph, missing, feeds, target, settings, max_seconds, processes)
-        for one, path in zip(classes, paths, strict=True):
-            figure = {"snr_db": None, "error": skipped} if not path.is_file() else read_json(path)
-            rows.append(
-                {
-                    "form": form.name,
-                    "op": one.op,
-                    "snr_db": figure["snr_db"],
-                    "error": figure["error"],
-                    "nodes": len(one.nodes),
-                    "node": one.nodes[0],
-                    "description": one.label,
-                }
-            )
+        classes = {
+            one: cache_dir / f"{_cache_key(form, one, target, settings)}.json" for one in op_classes(graph, frames)
+        }
+        missing = {one: path for one, path in classes.items() if not path.is_file()}
+        _measure(form, graph, missing, feeds, target, settings, max_seconds, processes)
+        for one, path in classes.items():
+            figure = read_json(path) if path.is_file() else left_out
+            own = {"form": form.name, "op": one.op, "nodes": len(one.nodes), "node": one.nodes[0]}
+            rows.append(own | figure | {"description": one.label})
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     return table.sort_values(["form", "snr_db", "node"], na_position="first", ignore_index=True)
 
@@ -112,44 +105,36 @@ def _cache_key(form: Form, one: OpClass, target: Target, settings: CompileSettin
 def _measure(
     form: Form,
     graph: Graph,
-    missing: Sequence[tuple[OpClass, Path]],
+    missing: Mapping[OpClass, Path],
     feeds: Mapping[str, Tensor],
     target: Target,
     settings: CompileSettings,
     max_seconds: float,
     processes: int,
-) -> str:
-    """Measure the classes that no cache holds, the cheap ones first, and tell why any was left out."""
-    parts = {one.key: one.model(graph) for one, _ in missing}
-    seconds = {
-        key: SECONDS_A_CLASS + count_model(part).gmacs / GMAC_PER_SECOND[form.name] for key, part in parts.items()
-    }
-    chosen, total = [], 0.0
-    for one, path in sorted(missing, key=lambda pair: seconds[pair[0].key]):
-        if (total + seconds[one.key]) / processes > max_seconds:
+) -> None:
+    """Measure the classes that no cache holds, the cheap ones first, as far as the time allows."""
+    parts = {one: one.model(graph) for one in missing}
+    seconds = {one: estimate_seconds(count_model(part), form.name) for one, part in parts.items()}
+    chosen: list[OpClass] = []
+    total = 0.0
+    for one in sorted(missing, key=lambda one: seconds[one]):
+        if (total + seconds[one]) / processes > max_seconds:
             break
-        total += seconds[one.key]
-        chosen.append((one, path))
+        total += seconds[one]
+        chosen.append(one)
     if not chosen:
-        return _left_out(max_seconds)
+        return
     print(f"{form.name}: {len(chosen)} classes, about {total / processes:.0f} s", flush=True)
     with (
         ThreadPoolExecutor(processes) as pool,
         tqdm(total=len(chosen), desc=f"{form.name} ops", unit="class") as bar,
     ):
         for group in _groups(graph, chosen[::-1]):  # the dear ones first, so that the processes end together
-            inputs = values(form.model, feeds, list(dict.fromkeys(name for one, _ in group for name in one.inputs)))
-            chunks = [
-                [
-                    (Job(parts[one.key], {name: inputs[name] for name in one.inputs}), path)
-                    for one, path in group[at::step]
-                ]
-                for step in [-(-len(group) // _CHUNK)]
-                for at in range(step)
-            ]
-            for done in pool.map(lambda chunk: _run(chunk, target, settings), chunks):
+            inputs = values(form.model, feeds, list(dict.fromkeys(name for one in group for name in one.inputs)))
+            work = [(Job(parts[one], {name: inputs[name] for name in one.inputs}), missing[one]) for one in group]
+            step = -(-len(work) // _CHUNK)
+            for done in pool.map(lambda chunk: _run(chunk, target, settings), (work[at::step] for at in range(step))):
                 bar.update(done)
-    return _left_out(max_seconds)
 
 
 def _run(chunk: Sequence[tuple[Job, Path]], target: Target, settings: CompileSettings) -> int:
@@ -162,20 +147,16 @@ def _run(chunk: Sequence[tuple[Job, Path]], target: Target, settings: CompileSet
     return len(chunk)
 
 
-def _left_out(max_seconds: float) -> str:
-    return f"not measured: the classes that no cache holds would take more than {max_seconds:.0f} s"
-
-
-def _groups(graph: Graph, chosen: Sequence[tuple[OpClass, Path]]) -> Iterator[list[tuple[OpClass, Path]]]:
+def _groups(graph: Graph, chosen: Sequence[OpClass]) -> Iterator[list[OpClass]]:
     """Classes whose inputs are captured in one run of the decoder: all of a small bucket's, few of a long one's."""
-    group: list[tuple[OpClass, Path]] = []
+    group: list[OpClass] = []
     held = 0
-    for one, path in chosen:
+    for one in chosen:
         size = sum(4 * math.prod(graph.shape(name)) for name in one.inputs)
         if group and held + size > _CAPTURED_BYTES:
             yield group
             group, held = [], 0
-        group.append((one, path))
+        group.append(one)
         held += size
     yield group
 
@@ -209,7 +190,7 @@ def check_gates(table: pd.DataFrame, gates: Mapping[str, float], where: str) -> 
     """
     for form in FORMS:
         rows = table[table["form"] == form]
-        failed = rows[rows["snr_db"].isna() & ~rows["error"].str.startswith("not measured")]
+        failed = rows[rows["snr_db"].isna() & ~rows["error"].str.startswith(_NOT_MEASURED)]
         if len(failed):
             first = failed.iloc[0]
             raise KokoroNpuError(

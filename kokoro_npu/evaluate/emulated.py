@@ -5,76 +5,78 @@ Minutes an utterance, so each decoded utterance is kept, and a killed run goes o
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
-import soundfile
 from kokoro import KModel
 from tqdm import tqdm
 
-from kokoro_npu.build.labels import QUANTIZED
-from kokoro_npu.compile.backends import compile_decoder
+from kokoro_npu.build import places
+from kokoro_npu.compile.local import compile_decoder
 from kokoro_npu.compile.options import CompileSettings, Spec, Target
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
-from kokoro_npu.emulation.htp import Job, emulate, fingerprint
+from kokoro_npu.emulation.htp import Job, emulate, estimate_seconds, fingerprint
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.evaluate.parity import Variant, middle, onnx_variant
+from kokoro_npu.evaluate.parity import Variant, middle, onnx_variant, replayed
 from kokoro_npu.files import atomic
 from kokoro_npu.files import sha256 as file_sha256
-from kokoro_npu.geometry import SAMPLE_RATE, Array, Bucket
-from kokoro_npu.graphs import cost
-from kokoro_npu.host.steps import pad_to_bucket, trim
+from kokoro_npu.geometry import Array, Bucket
+from kokoro_npu.graphs.cost import count
+from kokoro_npu.host.steps import pad_to_bucket
 
-FP16, QUANTIZED_CPU = "fp16", "quantized_cpu"
-"""Beside ``quantized``: the float decoder, which HTP runs in half precision, and the quantized one on the CPU."""
-
-_DECODER_GMAC_PER_SECOND = {"fp16": 0.2, "quantized": 0.1}
-"""What the emulation does of a whole decoder on one core (w8a16 0.13, mixed 0.07): much of it is no convolution."""
+QUANTIZED_CPU = "quantized_cpu"
+"""The variant beside the emulated ones: the quantized decoder on ONNX Runtime CPU."""
 
 
 @dataclass(frozen=True)
-class Decoder:
+class EmulatedDecoder:
     """One form of the decoder to emulate.
 
     Attributes:
-        variant: ``fp16`` or ``quantized``.
+        form: of ``kokoro_npu.emulation.htp.FORMS``; the variant's name in tables.
         path: the ONNX model, weights inside.
         precision: as the compile report names it.
     """
 
-    variant: str
+    form: str
     path: Path
     precision: str
 
 
+class _Decoding(NamedTuple):
+    decoder: EmulatedDecoder
+    utterance: str
+    feeds: dict[str, Array]
+    path: Path
+
+
 def short_utterances(
-    recorded: Sequence[ReferenceUtterance], bucket: Bucket, count: int, model: KModel
+    recorded: Sequence[ReferenceUtterance], bucket: Bucket, wanted: int, model: KModel
 ) -> list[ReferenceUtterance]:
-    """``count`` utterances for a small bucket: those that fit, then the middle of the next longer ones.
+    """``wanted`` utterances for a small bucket: those that fit, then the middle of the next longer ones.
 
     Raises:
         KokoroNpuError: fewer were recorded.
     """
-    if len(recorded) < count:
-        raise KokoroNpuError(f"{count} utterances are asked for and {len(recorded)} were recorded")
-    shortest = sorted(recorded, key=lambda item: (item.frames, item.id))[:count]
+    if len(recorded) < wanted:
+        raise KokoroNpuError(f"{wanted} utterances are asked for and {len(recorded)} were recorded")
+    shortest = sorted(recorded, key=lambda item: (item.frames, item.id))[:wanted]
     return [item if item.frames <= bucket.frames else middle(item, bucket.frames, model) for item in shortest]
 
 
 def decode_all(
-    decoders: Sequence[Decoder],
+    decoders: Sequence[EmulatedDecoder],
     utterances: Sequence[ReferenceUtterance],
     bucket: Bucket,
     target: Target,
     settings: CompileSettings,
     cache_dir: Path,
     processes: int,
-) -> dict[tuple[str, str], Array]:
+) -> dict[str, list[Array]]:
     """Audio of every decoder and utterance from the emulation.
 
     The binary that the compiler makes is what runs, as on the device.
@@ -89,108 +91,68 @@ def decode_all(
         processes: emulations at a time; one takes one core and the memory of a decoder.
 
     Returns:
-        ``(variant, utterance id)`` to audio [1, 600 T] float32.
+        Form to audio [1, 600 T] float32 of each utterance.
 
     Raises:
         KokoroNpuError: a decoder does not compile or run.
     """
-    tasks = []
+    tasks: dict[str, list[_Decoding]] = {}
     for decoder in decoders:
-        digest = file_sha256(decoder.path)
+        model = f"{file_sha256(decoder.path)} {fingerprint(target, settings)}"
         for item in utterances:
             feeds = pad_to_bucket(item.features, bucket)
-            key = _key(digest, feeds, target, settings)
-            tasks.append((decoder, item, feeds, cache_dir / f"{key}.npy"))
-    missing = [task for task in tasks if not task[3].is_file()]
-    if missing:
-        seconds = {decoder.variant: _seconds(decoder) for decoder in decoders}
-        total = sum(seconds[task[0].variant] for task in missing) / min(processes, len(missing))
-        each = ", ".join(f"{variant} {value:.0f} s" for variant, value in seconds.items())
-        print(
-            f"{len(missing)} of {len(tasks)} decodings to emulate: about {total / 60:.0f} minutes "
-            f"in {processes} processes ({each} each)",
-            file=sys.stderr,
-            flush=True,
-        )
-        binaries = {
-            decoder.variant: _binary(decoder, bucket, target, settings, cache_dir)
-            for decoder in {task[0].variant: task[0] for task in missing}.values()
-        }
+            path = cache_dir / f"{_key(model, feeds)}.npy"
+            tasks.setdefault(decoder.form, []).append(_Decoding(decoder, item.id, feeds, path))
+    every = [task for decodings in tasks.values() for task in decodings]
+    if missing := [task for task in every if not task.path.is_file()]:
+        _announce(missing, len(every), processes)
+        needed = dict.fromkeys(task.decoder for task in missing)
+        binaries = {decoder: _binary(decoder, bucket, target, settings, cache_dir) for decoder in needed}
 
-        def run(task: tuple[Decoder, ReferenceUtterance, dict[str, Array], Path]) -> None:
-            decoder, item, feeds, path = task
-            what = f"emulate {decoder.variant} {item.id}"
-            (answer,) = emulate([Job(binaries[decoder.variant], feeds)], target, settings, describe=what)
+        def run(task: _Decoding) -> None:
+            what = f"emulate {task.decoder.form} {task.utterance}"
+            (answer,) = emulate([Job(binaries[task.decoder], task.feeds)], target, settings, describe=what)
             if answer.error:
                 raise KokoroNpuError(f"{what}: {answer.error}")
-            with atomic(path) as tmp:
+            with atomic(task.path) as tmp:
                 np.save(tmp, answer.outputs["audio"])
 
-        with ThreadPoolExecutor(processes) as pool, tqdm(total=len(missing), desc="emulate", unit="decoding") as bar:
-            futures = [pool.submit(run, task) for task in missing]
-            try:
-                for future in as_completed(futures):
-                    future.result()
-                    bar.update()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-    return {(decoder.variant, item.id): np.load(path) for decoder, item, _, path in tasks}
+        with ThreadPoolExecutor(processes) as pool:  # a failure cancels what has not begun
+            list(tqdm(pool.map(run, missing), total=len(missing), desc="emulate", unit="decoding"))
+    return {form: [np.load(task.path) for task in decodings] for form, decodings in tasks.items()}
 
 
-def _seconds(decoder: Decoder) -> float:
-    """Estimate of one decoding."""
-    form = "fp16" if decoder.precision == "fp16" else "quantized"
-    return cost.count(decoder.path).gmacs / _DECODER_GMAC_PER_SECOND[form]
+def _announce(missing: Sequence[_Decoding], tasks: int, processes: int) -> None:
+    seconds = {d: estimate_seconds(count(d.path), d.form) for d in dict.fromkeys(task.decoder for task in missing)}
+    total = sum(seconds[task.decoder] for task in missing) / min(processes, len(missing))
+    each = ", ".join(f"{decoder.form} {value:.0f} s" for decoder, value in seconds.items())
+    print(
+        f"{len(missing)} of {tasks} decodings to emulate: about {total / 60:.0f} minutes "
+        f"in {processes} processes ({each} each)",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
-def _key(digest: str, feeds: Mapping[str, Array], target: Target, settings: CompileSettings) -> str:
-    key = sha256(f"{digest} {fingerprint(target, settings)}".encode())
+def _key(model: str, feeds: Mapping[str, Array]) -> str:
+    key = sha256(model.encode())
     for name in sorted(feeds):
         key.update(feeds[name].tobytes())
     return key.hexdigest()
 
 
-def _binary(decoder: Decoder, bucket: Bucket, target: Target, settings: CompileSettings, cache_dir: Path) -> Path:
+def _binary(
+    decoder: EmulatedDecoder, bucket: Bucket, target: Target, settings: CompileSettings, cache_dir: Path
+) -> Path:
     """The decoder's context model, compiled anew: it costs seconds, and the compiler may have changed."""
-    out_dir = cache_dir / f"{bucket.frames}_{decoder.variant}"
+    out_dir = cache_dir / f"{bucket.frames}_{decoder.form}"
     report = compile_decoder(decoder.path, bucket.frames, Spec(decoder.precision, target, settings), out_dir)
     if not report["compiled"]:
-        raise KokoroNpuError(f"{decoder.variant} decoder of {bucket.frames} frames: {report['reason']}")
-    return out_dir / f"{decoder.path.stem}_ctx.onnx"
+        raise KokoroNpuError(f"{decoder.form} decoder of {bucket.frames} frames: {report['reason']}")
+    return places.context_model(out_dir, decoder.path)
 
 
-def variants(
-    audio: Mapping[tuple[str, str], Array], utterances: Sequence[ReferenceUtterance], bucket: Bucket, quantized: Path
-) -> Iterator[tuple[str, Variant]]:
+def variants(audio: Mapping[str, Sequence[Array]], quantized: Path) -> Iterator[tuple[str, Variant]]:
     """What parity judges: the emulated audio, and the quantized decoder on ONNX Runtime CPU."""
-    ids = {_inputs_key(pad_to_bucket(item.features, bucket)): item.id for item in utterances}
-    for variant in dict.fromkeys(name for name, _ in audio):
-        yield variant, lambda inputs, variant=variant: audio[variant, ids[_inputs_key(inputs)]]  # type: ignore[misc]
+    yield from ((form, replayed(sounds)) for form, sounds in audio.items())
     yield QUANTIZED_CPU, onnx_variant(quantized)
-
-
-def _inputs_key(inputs: Mapping[str, Array]) -> bytes:
-    return b"".join(inputs[name].tobytes() for name in sorted(inputs))
-
-
-def write_wavs(audio: Mapping[tuple[str, str], Array], utterances: Sequence[ReferenceUtterance], out_dir: Path) -> None:
-    """``<utterance>_<variant>.wav`` and ``<utterance>_reference.wav``, to listen to."""
-    for item in utterances:
-        sounds = {variant: trim(value, item.frames) for (variant, name), value in audio.items() if name == item.id}
-        for variant, sound in {"reference": item.reference, **sounds}.items():
-            with atomic(out_dir / f"{item.id}_{variant}.wav") as tmp:
-                soundfile.write(tmp, sound, SAMPLE_RATE, subtype="PCM_16")
-
-
-def summarize(table: pd.DataFrame) -> dict[str, Any]:
-    """The worst figures of :func:`kokoro_npu.evaluate.parity.evaluate`'s table, flat."""
-    report: dict[str, Any] = {"utterances": int(table["utterance"].nunique())}
-    for variant in (FP16, QUANTIZED, QUANTIZED_CPU):
-        rows = table[table["variant"] == variant]
-        report |= {
-            f"{variant}_snr_db_min": round(float(rows["snr_db"].min()), 6),
-            f"{variant}_magspec_corr_min": round(float(rows["magspec_corr"].min()), 6),
-            f"{variant}_logmel_mae_max": round(float(rows["logmel_mae"].max()), 6),
-        }
-    return report

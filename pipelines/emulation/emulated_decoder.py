@@ -1,10 +1,8 @@
 """Stage emulated-decoder: the decoder of the small bucket that is emulated, float and quantized, weights inside."""
 
-from pathlib import Path
-
-import onnx
 from omegaconf import DictConfig
 
+from kokoro_npu.build import places
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.model.export import export_decoder
@@ -13,18 +11,14 @@ from kokoro_npu.quantize.recipe import Recipe
 from kokoro_npu.weights.kmodel import load_kmodel
 from stages._config import plain, stage
 
-OUT, QUANTIZED = Path("artifacts/emulation/decoder"), Path("artifacts/quantized")
-
 
 @stage
 def main(cfg: DictConfig) -> None:
     """Write artifacts/emulation/decoder/float.onnx and quantized.onnx."""
-    model: onnx.ModelProto = export_decoder(
-        load_kmodel("artifacts/weights"), Bucket(cfg.htp_parity.frames), cfg.export.opset
-    )
-    write_onnx(OUT / "float.onnx", model)
+    model = export_decoder(load_kmodel(places.WEIGHTS), Bucket(cfg.htp_parity.frames), cfg.export.opset)
+    write_onnx(places.EMULATED_FLOAT, model)
     recipe = Recipe.from_options(plain(cfg.quantize))
-    write_onnx(OUT / "quantized.onnx", quantize_decoder(model, recipe, QUANTIZED / "encodings.json"))
+    write_onnx(places.EMULATED_QUANTIZED, quantize_decoder(model, recipe, places.QUANTIZED / places.ENCODINGS))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,59 @@
-"""Stage op-numerics@<frames>: the ops of one bucket in the HTP emulation; those of the small bucket are known."""
+"""Stages op-classes and op-numerics@<frames>: each distinct op of a decoder alone through the HTP emulation.
 
-from pathlib import Path
+Without ``frames`` the decoder is that of the small bucket; the figures of its classes are then known to all buckets.
+"""
 
-from omegaconf import DictConfig
+import onnx
+from omegaconf import DictConfig, OmegaConf
 
-from pipelines.emulation._numerics import audit
-from stages._config import stage
+from kokoro_npu.build import places
+from kokoro_npu.build.labels import QUANTIZED
+from kokoro_npu.build.reports import write_report
+from kokoro_npu.compile.options import CompileSettings, Target
+from kokoro_npu.corpus.reference_set import load_reference_set
+from kokoro_npu.corpus.utterances import EVALUATION
+from kokoro_npu.emulation.htp import BACKEND, FP16, require_emulation
+from kokoro_npu.emulation.numerics import Form, audit_numerics, check_gates, summarize
+from kokoro_npu.files import atomic, sha256
+from kokoro_npu.geometry import Bucket
+from kokoro_npu.host.steps import crop, pad_to_bucket
+from stages._config import plain, stage
+
+OUT, REPORTS = places.EMULATION, places.REPORTS / "op_numerics"
+WEIGHTS = f"{places.SHARED_WEIGHTS}.json"
 
 
 @stage
 def main(cfg: DictConfig) -> None:
-    """Write artifacts/emulation/op_numerics/<frames>.csv and reports/op_numerics/<frames>.json."""
-    name = f"kokoro_decoder_{cfg.frames}.onnx"
-    table = Path(f"artifacts/emulation/op_numerics/{cfg.frames}.csv")
-    report = Path(f"reports/op_numerics/{cfg.frames}.json")
-    audit(cfg, cfg.frames, Path("artifacts/decoder") / name, Path("artifacts/quantized") / name, table, report)
+    """Write a table to artifacts/emulation and a report to reports/op_numerics, then apply the gates."""
+    require_emulation()
+    if OmegaConf.is_missing(cfg, "frames"):
+        frames = cfg.htp_parity.frames
+        models, table_path, report_path = (
+            (places.EMULATED_FLOAT, places.EMULATED_QUANTIZED), OUT / "classes.csv", REPORTS / "classes.json",
+        )  # fmt: skip
+    else:
+        frames = cfg.frames
+        models = (places.decoder(places.DECODERS, frames), places.decoder(places.QUANTIZED, frames))
+        table_path, report_path = OUT / f"op_numerics/{frames}.csv", REPORTS / f"{frames}.json"
+    made_from = (
+        sha256(places.DECODERS / WEIGHTS),
+        sha256(places.QUANTIZED / WEIGHTS) + sha256(places.QUANTIZED / places.ENCODINGS),
+    )
+    forms = [
+        Form(name, onnx.load(path), key) for name, path, key in zip((FP16, QUANTIZED), models, made_from, strict=True)
+    ]
+    shortest = next(load_reference_set(places.REFERENCE_SET, EVALUATION))
+    # Shorter than the bucket where it can be: the padding and its ratios are then heard.
+    feeds = pad_to_bucket(crop(shortest.features, min(shortest.frames, frames)), Bucket(frames))
+    target, settings, options = Target(**plain(cfg.target)), CompileSettings(**cfg.compile), cfg.op_numerics
+    cache = places.EMULATION_CACHE / "classes"
+    table = audit_numerics(forms, frames, feeds, target, settings, cache, options.max_seconds, options.processes)
+    with atomic(table_path) as tmp:
+        table.to_csv(tmp, index=False)
+    level = {"optimization_level": settings.optimization_level, "soc_model": target.soc_model, "frames": frames}
+    write_report(report_path, summarize(table) | level, cfg.quantize.precision, BACKEND)
+    check_gates(table, options.gates, f"op-numerics of {frames} frames")
 
 
 if __name__ == "__main__":
