@@ -67,7 +67,7 @@ BAD_OVERRIDES = {
     "weights=nosuch": "Could not find 'weights/nosuch'",
     "weights.source=nosuch": "weights.source is 'nosuch'; it must be one of file, hub, wheel",
     "weights.source=hub": "choose it with its options: weights=hub",
-    "quantize.precision=w9a16": "it must be one of w8a16, mixed, w8a8, fp16",
+    "quantize.precision=w9a16": "it must be one of fp16, mixed, w8a16, w8a8",
     "quantize.per_channel=1": "quantize.per_channel is 1; it must be true or false",
     "compile.optimization_level=4": "it must be an integer from 1 to 3",
     "target=sm8560": "Could not find 'target/sm8560' Available options in 'target': sm8550 sm8650 sm8750 sm8850",

@@ -1,15 +1,21 @@
 """Word error rates, and controls that must fail."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
 from kokoro_npu.audio.wav import write_wav
 from kokoro_npu.build.labels import FP32, QUANTIZED, REFERENCE
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.quantize.recipe import Recipe
+from pipelines.listening import speak_precisions
+from tools.plan import compose
 
 listening = pytest.importorskip("kokoro_npu.evaluate.word_errors")  # extra `listening`
 
@@ -119,3 +125,18 @@ def test_the_recogniser_answers_in_its_vocabulary_and_wants_words_it_can_pronoun
     assert set(recogniser(noise).split()) <= {"the", "kettle", "boils"}
     with pytest.raises(KokoroNpuError, match="no pronunciation of qxzzv; use other words"):
         listening.pocketsphinx_recogniser(["the qxzzv"])
+
+
+def test_the_precisions_that_are_heard_are_those_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoken: dict[str, Recipe] = {}
+    monkeypatch.setattr(speak_precisions, "load_kmodel", lambda _: None)
+    monkeypatch.setattr(speak_precisions, "load_reference_set", lambda *_: [])
+    monkeypatch.setattr(
+        speak_precisions, "speak", lambda _model, _calibration, _set, recipes, *_: spoken.update(recipes)
+    )
+    overrides = ["listening.precisions.w8a8.weight_bits=16", "+quantize@listening.precisions.mixed=mixed"]
+    params = compose(Path(__file__).resolve().parents[1], overrides)
+    inspect.unwrap(speak_precisions.main)(OmegaConf.create(yaml.safe_load(params)))
+    assert list(spoken) == ["fp16", "w8a8", "mixed"]
+    assert (spoken["fp16"].float, spoken["w8a8"].weight_bits) == (True, 16)
+    assert spoken["mixed"].overrides

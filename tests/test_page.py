@@ -15,11 +15,13 @@ import soundfile
 from PIL import Image
 
 from kokoro_npu.audio.wav import read_wav
+from kokoro_npu.build.labels import FP32, QUANTIZED
 from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.evaluate.gates import check_gates
 from kokoro_npu.files import write_json
 from kokoro_npu.page import baseline, charts, figures, sound
 from kokoro_npu.runtimes.table import COLUMNS
-from tests.page_case import FRAMES, make_page, reports, write_build, write_reports
+from tests.page_case import FRAMES, GATES, make_page, measured, reports, write_build, write_reports
 
 
 class _Elements(HTMLParser):
@@ -94,7 +96,7 @@ def test_figures_gates_reasons_and_ops_are_told(build: Path) -> None:
     html = make_page(build)
     text = re.sub(r"<svg.*?</svg>|<style.*?</style>", "", html, flags=re.DOTALL)
     words = " ".join(re.sub(r"<[^>]+>", " ", text).split())
-    assert "w8a16 ONNX, SNR, dB ≥ 20 29.9 ✓ 29.9 ✓" in words
+    assert "w8a16 ONNX, SNR, dB ≥ 20 29.9 ✓ 20.4 ✓" in words
     assert "1 of 2 compiled for Hexagon" in words
     assert "400 frames: Not compiled: too wide: tensor &lt;noise&gt; is 48008 wide" in words
     assert "3 kinds of ops, the same in every bucket" in words
@@ -102,15 +104,37 @@ def test_figures_gates_reasons_and_ops_are_told(build: Path) -> None:
     assert "✗" not in words
     assert "69.0 MB" in words
     markdown = (build / "reports/index.md").read_text(encoding="utf-8")
-    assert "| w8a16 ONNX, SNR, dB | ≥ 20 | 29.9 | 29.9 |" in markdown
+    assert "| w8a16 ONNX, SNR, dB | ≥ 20 | 29.9 | 20.4 |" in markdown
     assert "\n\n\n" not in markdown
     assert "Not compiled: too wide: tensor <noise>" in markdown
 
 
 def test_a_missed_gate_is_marked(build: Path) -> None:
-    write_reports(build, 60, parity__quant_snr_db_min=19.99)
+    measured(build, 60, "usual", QUANTIZED, snr_db=19.99)
+    write_reports(build, 60, parity__quantized_snr_db_min=19.99)
     assert 'class="n missed">20.0 <span class="bad">✗' in make_page(build)
-    assert "20.0 **missed** | 29.9 |" in (build / "reports/index.md").read_text(encoding="utf-8")
+    assert "20.0 **missed** | 20.4 |" in (build / "reports/index.md").read_text(encoding="utf-8")
+
+
+def test_an_utterance_that_the_gate_leaves_out_shows_no_red(build: Path) -> None:
+    """As in the real bucket of 45 s, of which the shortest utterance fills a fortieth."""
+    measured(build, 400, "short", QUANTIZED, snr_db=9.9)
+    write_reports(build, 400, parity__quantized_snr_db_min=9.9)
+    table = pd.read_csv(build / "artifacts/parity/400.csv").assign(duration_mismatches=0)
+    check_gates(table, GATES, "here", fill_min=0.12)
+    html = make_page(build, fill_min=0.12)
+    assert '29.9 (9.9) <span class="ok">✓' in html
+    assert "✗" not in html
+    with pytest.raises(KokoroNpuError, match="short misses quantized_snr_db_min"):
+        check_gates(table, GATES, "here", fill_min=0.1)
+    assert '<span class="bad">✗' in make_page(build, fill_min=0.1)
+
+
+def test_a_gate_of_the_plan_is_on_the_page(build: Path) -> None:
+    measured(build, 400, "long", FP32, magspec_corr=0.98)
+    html = make_page(build, gates=GATES | {"fp32_magspec_corr_min": 0.99})
+    words = " ".join(re.sub(r"<[^>]+>", " ", html).split())
+    assert "fp32 ONNX, magnitude-spectrogram correlation ≥ 0.99 1 ✓ 0.98 ✗" in words
 
 
 def test_the_table_of_runtimes_is_shown_if_it_is_there(build: Path) -> None:
@@ -192,7 +216,9 @@ def test_an_unknown_revision_is_one_line(committed: Path) -> None:
 
 
 def test_what_got_worse_stands_on_top(committed: Path) -> None:
-    write_reports(committed, 60, parity__quant_snr_db_min=25.5, profile__rtf_p50=0.21, compile__binary_bytes=69_500_000)
+    write_reports(
+        committed, 60, parity__quantized_snr_db_min=25.5, profile__rtf_p50=0.21, compile__binary_bytes=69_500_000
+    )
     html = make_page(committed)
     assert html.index("1 figure is worse than in the baseline commit (HEAD)") < html.index("<h2>Parity")
     assert re.search(r"60 frames</td><td>w8a16 ONNX, SNR</td><td[^>]*>29.9 dB</td><td[^>]*>25.5 dB", html)
@@ -209,7 +235,7 @@ def test_a_dropped_bucket_is_worse(committed: Path) -> None:
     ("change", "label"),
     [
         ({"parity__fp32_snr_db_min": 104.9}, "fp32 ONNX, SNR"),
-        ({"parity__quant_logmel_mae_max": 0.2}, "w8a16 log-mel distance"),
+        ({"parity__quantized_logmel_mae_max": 0.2}, "w8a16 ONNX, log-mel distance"),
         ({"parity__utterances": 1}, "evaluation utterances that fit"),
         ({"audit__blocking_ops": 1}, "blocking ops"),
         ({"audit__nodes_on_npu": 49}, "nodes on the NPU, w8a16"),
@@ -231,7 +257,7 @@ def test_each_kind_of_loss_is_found_alone(change: dict[str, Any], label: str) ->
 
 def test_times_of_a_slower_machine_are_no_loss() -> None:
     before = {kind: {60: report} for kind, report in reports().items()}
-    slow = reports(profile__rtf_p50=2.0, profile__quant_rtf_p50=3.0, profile__torch_rtf_p50=2.5)
+    slow = reports(profile__rtf_p50=2.0, profile__quantized_rtf_p50=3.0, profile__torch_rtf_p50=2.5)
     assert baseline.worse(before, {kind: {60: report} for kind, report in slow.items()}, "w8a16") == []
 
 

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kokoro_npu.build.labels import FP32, QUANTIZED, TORCH
 from kokoro_npu.compile.chips import read_chip
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.evaluate.gates import FIGURES
+from kokoro_npu.evaluate.gates import FIGURES, gate_names
 
 _CONF = Path(__file__).resolve().parents[1]
 
@@ -89,11 +89,9 @@ _ANY = Rule("anything", lambda _: True)
 
 
 def _gates(*variants: str) -> Each:
-    return Each(
-        rf"({'|'.join(variants)})_({'|'.join(FIGURES)})_(min|max)",
-        f"a gate, <variant>_<figure>_<min|max>: variants {', '.join(variants)}; figures {', '.join(FIGURES)}",
-        Rule("a number", lambda v: type(v) in (int, float)),
-    )
+    figures = ", ".join(f"{figure}_{end}" for figure, end in FIGURES.items())
+    words = f"a gate, <variant>_<figure>: variants {', '.join(variants)}; figures {figures}"
+    return Each("|".join(gate_names(*variants)), words, Rule("a number", lambda v: type(v) in (int, float)))
 
 
 _GATES = Each(

@@ -13,7 +13,7 @@ FIGURES = {"snr_db": "min", "waveform_corr": "min", "magspec_corr": "min", "logm
 """Columns of :func:`kokoro_npu.evaluate.parity.evaluate`'s table that describe sound, and which end is the worst."""
 
 
-class Verdict(NamedTuple):
+class GateVerdict(NamedTuple):
     """What a gate says: the worst utterance it judges, its figure, and by how much that is better than the bound."""
 
     utterance: str
@@ -40,7 +40,7 @@ def worst_figures(table: "pd.DataFrame") -> dict[str, float]:
     }
 
 
-def judge(table: "pd.DataFrame", gate: str, bound: float, fill_min: float) -> Verdict:
+def judge(table: "pd.DataFrame", gate: str, bound: float, fill_min: float) -> GateVerdict:
     """Judge one gate.
 
     Float decoders are held to theirs at any fill. The quantized one is not where an utterance fills less of the bucket
@@ -69,7 +69,7 @@ def judge(table: "pd.DataFrame", gate: str, bound: float, fill_min: float) -> Ve
         rows = rows[rows["fill"] >= min(fill_min, rows["fill"].max())]
     margins = rows[figure] - bound if end == "min" else bound - rows[figure]
     worst = int(margins.fillna(float("-inf")).to_numpy().argmin())
-    return Verdict(str(rows.index[worst]), float(rows[figure].iloc[worst]), float(margins.iloc[worst]))
+    return GateVerdict(str(rows.index[worst]), float(rows[figure].iloc[worst]), float(margins.iloc[worst]))
 
 
 def check_gates(table: "pd.DataFrame", gates: Mapping[str, float], where: str, fill_min: float = 0.0) -> None:

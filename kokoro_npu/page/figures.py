@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kokoro_npu.build.labels import FP32, QUANTIZED, TORCH
+from kokoro_npu.evaluate.gates import FIGURES, gate_names
+
 Reports = Mapping[str, Mapping[int, Mapping[str, Any]]]
 """Kind of report, then frames, then the flat report."""
 
@@ -14,12 +17,11 @@ class Figure:
 
     Attributes:
         kind: directory of the report below ``reports/``.
-        key: its key there; ``a/b`` is the quotient of two keys.
+        key: its key there, and the name of its gate; ``a/b`` is the quotient of two keys.
         label: its name on the page.
         unit: ``dB``, ``bytes``, ``s``, ``%`` (of a share) or empty.
         better: 1 when more is better, -1 when less is.
         slack: relative change for the worse that is no news: 0 for what a rebuild repeats to the last digit.
-        gate: name of its gate, if one exists in the plan.
         needs: key without whose truth the figure says nothing; its loss is then told by that key's figure.
     """
 
@@ -29,7 +31,6 @@ class Figure:
     unit: str = ""
     better: int = 1
     slack: float = 0.0
-    gate: str = ""
     needs: str = ""
 
     def of(self, report: Mapping[str, Any]) -> float | None:
@@ -51,22 +52,31 @@ class Figure:
         return (after - before) * self.better < -abs(before) * self.slack
 
 
-def _parity(key: str, label: str, unit: str = "", better: int = 1) -> Figure:
+_DECODERS = {TORCH: "static decoder in torch", FP32: "fp32 ONNX", QUANTIZED: "{precision} ONNX"}
+_SOUND = {
+    "snr_db": ("SNR", "dB"),
+    "waveform_corr": ("waveform correlation", ""),
+    "magspec_corr": ("magnitude-spectrogram correlation", ""),
+    "logmel_mae": ("log-mel distance", "dB"),
+    "band_db": ("band energy off by", "dB"),
+}
+GATED = {
     # A hundredth of a percent: other CPUs round otherwise.
-    return Figure("parity", key, label, unit, better, slack=1e-4, gate=key)
-
-
+    f"{variant}_{figure}_{end}": Figure(
+        "parity", f"{variant}_{figure}_{end}", f"{decoder}, {_SOUND[figure][0]}", _SOUND[figure][1],
+        1 if end == "min" else -1, slack=1e-4,
+    )
+    for variant, decoder in _DECODERS.items()
+    for figure, end in FIGURES.items()
+}  # fmt: skip
+"""Every figure that can have a gate in the plan, by the gate's name."""
 PARITY = (
-    _parity("torch_snr_db_min", "static decoder in torch, SNR", "dB"),
-    _parity("fp32_snr_db_min", "fp32 ONNX, SNR", "dB"),
-    _parity("quantized_snr_db_min", "{precision} ONNX, SNR", "dB"),
-    _parity("quantized_waveform_corr_min", "{precision} waveform correlation"),
-    _parity("quantized_magspec_corr_min", "{precision} magnitude-spectrogram correlation"),
-    _parity("quantized_logmel_mae_max", "{precision} log-mel distance", "dB", -1),
-    _parity("quantized_band_db_max", "{precision} band energy off by", "dB", -1),
-    _parity("duration_mismatches", "tokens with another duration", "", -1),
-    _parity("utterances", "evaluation utterances that fit"),
+    *(GATED[f"{variant}_snr_db_min"] for variant in (TORCH, FP32)),
+    *(GATED[name] for name in gate_names(QUANTIZED)),
+    Figure("parity", "duration_mismatches", "tokens with another duration", better=-1),
+    Figure("parity", "utterances", "evaluation utterances that fit"),
 )
+"""Those that the reports hold."""
 AUDIT = (
     Figure("audit", "blocking_ops", "blocking ops", better=-1),
     Figure("audit", "dynamic_dims", "dynamic dimensions", better=-1),

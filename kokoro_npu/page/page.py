@@ -1,14 +1,15 @@
 """The reviewer's page: one self-contained HTML file, its short form for pull requests, and charts as files."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import pandas as pd
 
+from kokoro_npu.build import places
 from kokoro_npu.build.reports import read_report
+from kokoro_npu.evaluate.gates import GateVerdict, judge
 from kokoro_npu.files import atomic
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.page import baseline, charts, figures, sound
@@ -17,72 +18,64 @@ from kokoro_npu.runtimes.shown import cells
 
 _TEMPLATES = Path(__file__).parent / "data"
 
+# Shown, but not compared with the baseline: seconds of another machine say nothing.
+_TIMES = (
+    Figure("profile", "rtf_p50", "fp32: time ÷ audio (RTF)"),
+    Figure("profile", "quantized_rtf_p50", "{precision}: time ÷ audio (RTF)"),
+    Figure("profile", "torch_rtf_p50", "PyTorch: time ÷ audio (RTF)"),
+)
 
-@dataclass(frozen=True)
-class Row:
-    """One figure over the buckets.
+Verdicts = Mapping[str, Mapping[int, GateVerdict]]
+"""What each gate says, by its name and the bucket's frames."""
 
-    Attributes:
-        label: its name.
-        gate: the bound as text, empty where none is.
-        cells: text of each bucket.
-        held: for each bucket whether the gate holds; None without a gate or a figure.
+
+class FigureRow(NamedTuple):
+    """One figure over the buckets: its name, its gate's bound as text, each bucket's text and whether the gate holds.
+
+    The bound is empty, and ``held`` None, where there is no gate.
     """
 
     label: str
     gate: str
-    cells: tuple[str, ...]
-    held: tuple[bool | None, ...]
-
-
-@dataclass(frozen=True)
-class OpTable:
-    """Ops of the decoders of some buckets, which agree in all counts.
-
-    Attributes:
-        frames: the buckets.
-        rows: one an op: ``op, status, fp32, quantized, taken, refused`` (counts of nodes).
-    """
-
-    frames: tuple[int, ...]
-    rows: tuple[dict[str, Any], ...]
+    cells: list[str]
+    held: list[bool | None]
 
 
 def write_page(
-    out_dir: Path | str,
-    *,
-    frames: Sequence[int],
-    precision: str,
-    gates: Mapping[str, float],
-    audit_dir: Path | str,
-    compiled_dir: Path | str,
-    parity_dir: Path | str,
-    revision: str,
+    root: Path, frames: Sequence[int], precision: str, gates: Mapping[str, float], fill_min: float, revision: str
 ) -> None:
     """Write ``index.html``, ``index.md`` and ``plots/*.svg`` into the directory of the reports.
 
     Args:
-        out_dir: holds ``{parity,audit,compile,profile}/<frames>.json`` and ``summary.json``; of an optional pipeline
-            ``runtimes.csv`` and ``runtimes.json``, which are shown if they are there.
+        root: where the stages run; reports, tables, audio and reasons lie where :mod:`kokoro_npu.build.places` says.
+            Of an optional pipeline ``reports/runtimes.csv`` is shown if it is there.
         frames: the build's buckets.
         precision: of the quantized decoders.
         gates: name to bound, those of the stage parity-eval.
-        audit_dir: of the stage op-audit: ``<frames>/{float,quantized}_ops.csv``.
-        compiled_dir: of the stage qai-compile: ``<frames>/why.txt`` where there is no binary.
-        parity_dir: of the stage parity-eval: tables and audio.
+        fill_min: of the bucket, for the gates on the quantized decoder.
         revision: the commit whose reports are the baseline.
 
     Raises:
         KokoroNpuError: a report is missing, or git knows no such revision.
     """
-    out_dir = Path(out_dir)
+    out_dir, parity_dir, audit_dir = root / places.REPORTS, root / places.PARITY, root / places.AUDIT
     reports = {kind: {size: read_report(out_dir / kind / f"{size}.json") for size in frames} for kind in figures.KINDS}
-    before = baseline.read(out_dir.parent, revision, out_dir.name)
-    plots = draw(reports, precision, gates)
+    tables = {size: pd.read_csv(parity_dir / f"{size}.csv") for size in frames}
+    verdicts = {
+        gate: {size: judge(table, gate, bound, fill_min) for size, table in tables.items()}
+        for gate, bound in gates.items()
+    }
+    before = baseline.read(root, revision, str(places.REPORTS))
+    plots = draw(reports, precision, gates, verdicts)
     for name, svg in plots.items():
         charts.write(out_dir / "plots" / f"{name}.svg", svg)
+
+    def rows(shown: Iterable[Figure]) -> list[FigureRow]:
+        return [_row(figure, reports, precision, gates, verdicts) for figure in shown]
+
     facts = {
         "precision": precision,
+        "fill_min": fill_min,
         "buckets": [Bucket(size) for size in frames],
         "reports": reports,
         "summary": read_report(out_dir / "summary.json"),
@@ -90,15 +83,15 @@ def write_page(
         "has_baseline": bool(before),
         "worse": baseline.worse(before, reports, precision) if before else [],
         "other_build": baseline.other_build(before, reports) if before else [],
-        "parity": table(figures.PARITY, reports, precision, gates),
-        "audit": table(figures.AUDIT, reports, precision, gates),
-        "compile": table(figures.COMPILE, reports, precision, gates),
-        "profile": table((*_TIMES, *figures.PROFILE), reports, precision, gates),
-        "why": _reasons(audit_dir, frames) + _reasons(compiled_dir, frames),
+        "parity": rows(dict.fromkeys((*figures.PARITY, *(figures.GATED[gate] for gate in gates)))),
+        "audit": rows(figures.AUDIT),
+        "compile": rows(figures.COMPILE),
+        "profile": rows((*_TIMES, *figures.PROFILE)),
+        "why": _reasons(audit_dir, frames) + _reasons(root / places.COMPILED, frames),
         "ops": op_tables(audit_dir, frames),
-        "samples": sound.samples(parity_dir, list(frames), precision),
+        "samples": sound.samples(parity_dir, tables, precision),
         "plots": plots,
-        "runtimes": _runtimes(out_dir),
+        "runtimes": _runtimes(root / places.RUNTIMES.with_suffix(".csv")),
     }
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
@@ -113,50 +106,33 @@ def write_page(
             tmp.write_text(environment.get_template(f"{name}.j2").render(facts), encoding="utf-8")
 
 
-def _runtimes(out_dir: Path) -> dict[str, Any] | None:
+def _runtimes(path: Path) -> dict[str, Any] | None:
     """The table of runtimes and who made it, if there is one."""
-    path = out_dir / "runtimes.csv"
     if not path.is_file():
         return None
     shown = cells(pd.read_csv(path))
-    return {
-        "headings": list(shown),
-        "rows": list(zip(*shown.values(), strict=True)),
-        "made_by": read_report(path.with_suffix(".json")),
-    }
+    made_by = read_report(path.with_suffix(".json"))
+    return {"headings": list(shown), "rows": list(zip(*shown.values(), strict=True)), "made_by": made_by}
 
 
-# Shown, but not compared with the baseline: seconds of another machine say nothing.
-_TIMES = (
-    Figure("profile", "rtf_p50", "fp32: time ÷ audio (RTF)"),
-    Figure("profile", "quantized_rtf_p50", "{precision}: time ÷ audio (RTF)"),
-    Figure("profile", "torch_rtf_p50", "PyTorch: time ÷ audio (RTF)"),
-)
-
-
-def table(
-    rows: Sequence[Figure], reports: Reports, precision: str, gates: Mapping[str, float] | None = None
-) -> list[Row]:
-    """Figures over the buckets, with their gates."""
-    return [_row(figure, reports, precision, gates or {}) for figure in rows]
-
-
-def _row(figure: Figure, reports: Reports, precision: str, gates: Mapping[str, float]) -> Row:
-    bound = gates.get(figure.gate)
-    values = [figure.of(report) for report in reports[figure.kind].values()]
-    sign = "≥" if figure.better > 0 else "≤"
+def _row(figure: Figure, reports: Reports, precision: str, gates: Mapping[str, float], verdicts: Verdicts) -> FigureRow:
     label, unit = figure.label.format(precision=precision), figure.unit
     if unit == "dB":  # once a row, so that the columns fit a phone
         label, unit = f"{label}, dB", ""
-    return Row(
-        label=label,
-        gate="" if bound is None else f"{sign} {bound:g}",
-        cells=tuple(text(value, unit) for value in values),
-        held=tuple(None if bound is None or v is None else (v - bound) * figure.better >= 0 for v in values),
+    values = [text(figure.of(report), unit) for report in reports[figure.kind].values()]
+    if figure.key not in gates:
+        return FigureRow(label, "", values, [None] * len(values))
+    judged = verdicts[figure.key].values()
+    shown = [text(verdict.figure, unit) for verdict in judged]
+    return FigureRow(
+        label,
+        f"{'≥' if figure.better > 0 else '≤'} {gates[figure.key]:g}",
+        [one if every in (one, text(None)) else f"{one} ({every})" for one, every in zip(shown, values, strict=True)],
+        [verdict.held for verdict in judged],
     )
 
 
-def draw(reports: Reports, precision: str, gates: Mapping[str, float]) -> dict[str, str]:
+def draw(reports: Reports, precision: str, gates: Mapping[str, float], verdicts: Verdicts) -> dict[str, str]:
     """The charts, name to SVG: fidelity, size and time of each bucket."""
     sizes = list(reports["parity"])
     rows = [f"{size} ({Bucket(size).seconds:g} s)" for size in sizes]
@@ -165,8 +141,11 @@ def draw(reports: Reports, precision: str, gates: Mapping[str, float]) -> dict[s
         found = (reports[kind][size].get(key) for size in sizes)
         return [None if value is None or value == 0 else value / scale for value in found]
 
+    def judged(key: str) -> list[float | None]:
+        return [verdicts[key][size].figure for size in sizes] if key in verdicts else values("parity", key)
+
     variants = {"torch": "torch_snr_db_min", "fp32": "fp32_snr_db_min", precision: "quantized_snr_db_min"}
-    snr = {label: values("parity", key) for label, key in variants.items()}
+    snr = {label: judged(key) for label, key in variants.items()}
     bounds = {label: gates[key] for label, key in variants.items() if key in gates}
     size = {
         "fp32 weights": values("profile", "weight_bytes", 1e6),
@@ -186,26 +165,31 @@ def draw(reports: Reports, precision: str, gates: Mapping[str, float]) -> dict[s
     }
 
 
-def op_tables(audit_dir: Path | str, frames: Sequence[int]) -> list[OpTable]:
-    """Op tables of the buckets; buckets with the same counts share one."""
-    found: dict[tuple[tuple[tuple[str, Any], ...], ...], list[int]] = {}
+def op_tables(audit_dir: Path, frames: Sequence[int]) -> list[dict[str, Any]]:
+    """Counts of nodes by op; buckets with the same counts share a table.
+
+    Returns:
+        ``frames`` of the buckets, and ``rows``: ``op, status, fp32, quantized, taken, refused``.
+    """
+    found: list[dict[str, Any]] = []
     for size in frames:
-        directory = Path(audit_dir) / str(size)
-        plain, quantized = (
-            pd.read_csv(directory / f"{kind}_ops.csv").set_index("op") for kind in ("float", "quantized")
+        sides = pd.concat(
+            pd.read_csv(audit_dir / f"{size}/{file}_ops.csv").assign(**{form: lambda t: t["nodes_in_file"]})
+            for file, form in (("float", "fp32"), ("quantized", "quantized"))
         )
-        rows = []
-        for op in sorted({*plain.index, *quantized.index}):
-            sides = [side.loc[op] for side in (plain, quantized) if op in side.index]
-            handed, taken = (sum(int(s[column]) for s in sides) for column in ("nodes_at_partition", "nodes_on_npu"))
-            counts = [int(s.loc[op, "nodes_in_file"]) if op in s.index else 0 for s in (plain, quantized)]
-            row = {"op": op, "status": sides[0]["seed0_status"], "fp32": counts[0], "quantized": counts[1]}
-            rows.append(row | {"taken": taken, "refused": handed - taken})
-        found.setdefault(tuple(tuple(row.items()) for row in rows), []).append(size)
-    return [OpTable(tuple(sizes), tuple(dict(row) for row in rows)) for rows, sizes in found.items()]
+        sums = sides.rename(columns={"nodes_on_npu": "taken"}).groupby("op").sum(numeric_only=True).astype(int)
+        sums["refused"] = sums["nodes_at_partition"] - sums["taken"]
+        sums["status"] = sides.groupby("op")["listed_status"].first()
+        rows = sums.reset_index().to_dict("records")
+        same = next((table for table in found if table["rows"] == rows), None)
+        if same:
+            same["frames"].append(size)
+        else:
+            found.append({"frames": [size], "rows": rows})
+    return found
 
 
-def _reasons(directory: Path | str, frames: Sequence[int]) -> list[str]:
+def _reasons(directory: Path, frames: Sequence[int]) -> list[str]:
     """What the stages left in ``<frames>/why.txt``, with the bucket in front."""
-    found = ((size, Path(directory) / str(size) / "why.txt") for size in frames)
+    found = ((size, directory / str(size) / places.WHY) for size in frames)
     return [f"{size} frames: {path.read_text(encoding='utf-8').strip()}" for size, path in found if path.is_file()]

@@ -2,8 +2,9 @@
 
 import base64
 import io
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,69 +18,50 @@ from kokoro_npu.audio.wav import read_wav
 from kokoro_npu.build.labels import FP32, QUANTIZED, REFERENCE
 from kokoro_npu.geometry import FRAMES_PER_SECOND, SAMPLE_RATE
 
-LONGEST_SECONDS = 4.0
+_LONGEST_SECONDS = 4.0
 """Audio longer than this stays out of the page, which is committed."""
-FLOOR_DB = -80.0
+_FLOOR_DB = -80.0
 _SPECTROGRAM_HEIGHT = 128
 _COLOURS = 32  # steps of 2.6 dB: more would only cost bytes
 
 
-@dataclass(frozen=True)
-class Clip:
-    """One variant of an utterance.
-
-    Attributes:
-        label: what it is.
-        audio: ``data:`` address of the FLAC file; empty for the difference.
-        spectrogram: ``data:`` address of a PNG.
-    """
+class Clip(NamedTuple):
+    """One variant of an utterance: its name, and ``data:`` addresses of a FLAC file (or nothing) and of a PNG."""
 
     label: str
     audio: str
     spectrogram: str
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One utterance in one bucket.
-
-    Attributes:
-        utterance: its name in the corpus.
-        frames: the bucket.
-        seconds: length of the audio.
-        snr_db: of the quantized decoder.
-        why: why it is shown.
-        clips: reference, fp32, quantized, and difference.
-    """
+class Sample(NamedTuple):
+    """One utterance in one bucket: the SNR is that of the quantized decoder."""
 
     utterance: str
     frames: int
     seconds: float
     snr_db: float
     why: str
-    clips: tuple[Clip, ...]
+    clips: list[Clip]
 
 
-def samples(parity_dir: Path | str, frames: list[int], precision: str) -> list[Sample]:
+def samples(parity_dir: Path, tables: Mapping[int, pd.DataFrame], precision: str) -> list[Sample]:
     """What to listen to: an utterance as a user would hear it, and the worst of the build, where both are short.
 
     Args:
-        parity_dir: of the stage parity-eval: ``<frames>.csv`` and ``<frames>/<utterance>.<variant>.wav``.
-        frames: the buckets.
+        parity_dir: of the stage parity-eval: ``<frames>/<utterance>.<variant>.wav``.
+        tables: frames of each bucket to its table.
         precision: of the quantized decoder.
     """
-    directory = Path(parity_dir)
-    tables = [pd.read_csv(directory / f"{size}.csv").assign(bucket=size) for size in frames]
-    rows = pd.concat(tables, ignore_index=True)
-    rows = rows[(rows["variant"] == QUANTIZED) & (rows["frames"] <= LONGEST_SECONDS * FRAMES_PER_SECOND)]
+    rows = pd.concat([table.assign(bucket=size) for size, table in tables.items()], ignore_index=True)
+    rows = rows[(rows["variant"] == QUANTIZED) & (rows["frames"] <= _LONGEST_SECONDS * FRAMES_PER_SECOND)]
     if rows.empty:
         return []
     usual = rows[rows["bucket"] == rows["bucket"].min()].sort_values("frames").iloc[-1]
     worst = rows.sort_values(["snr_db", "bucket"]).iloc[0]
     chosen = [(usual, "the longest short utterance of the smallest bucket"), (worst, "the lowest SNR of the build")]
     if usual.name == worst.name:
-        chosen = [(usual, "the lowest SNR of the build")]
-    return [_sample(directory, row, why, precision) for row, why in chosen]
+        chosen = chosen[1:]
+    return [_sample(parity_dir, row, why, precision) for row, why in chosen]
 
 
 def _sample(directory: Path, row: pd.Series, why: str, precision: str) -> Sample:
@@ -99,7 +81,7 @@ def _sample(directory: Path, row: pd.Series, why: str, precision: str) -> Sample
         seconds=len(audio[REFERENCE]) / SAMPLE_RATE,
         snr_db=float(row["snr_db"]),
         why=why,
-        clips=tuple(clips),
+        clips=clips,
     )
 
 
@@ -120,7 +102,7 @@ def spectrogram(audio: npt.NDArray[np.float32], loudest: float) -> bytes:
     magnitudes = metrics.magnitude_spectrogram(audio)[:, 1:]
     rows = magnitudes.reshape(len(magnitudes), _SPECTROGRAM_HEIGHT, -1).max(axis=2)
     levels = 20 * np.log10(np.maximum(rows / loudest, 1e-9)).T[::-1]
-    steps = np.round(np.clip(1 - levels / FLOOR_DB, 0, 1) * (_COLOURS - 1))
+    steps = np.round(np.clip(1 - levels / _FLOOR_DB, 0, 1) * (_COLOURS - 1))
     picture = Image.fromarray(steps.astype(np.uint8), mode="P")
     picture.putpalette(colormaps["magma"].resampled(_COLOURS)(range(_COLOURS), bytes=True)[:, :3].tobytes())
     stream = io.BytesIO()

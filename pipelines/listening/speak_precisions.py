@@ -1,8 +1,5 @@
 """Stage speak-precisions: the evaluation utterances in further precisions, to be heard beside the build's own."""
 
-from pathlib import Path
-
-import yaml
 from omegaconf import DictConfig
 
 from kokoro_npu.build import places
@@ -11,24 +8,20 @@ from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION
 from kokoro_npu.evaluate.spoken import speak
 from kokoro_npu.quantize.recipe import Recipe
 from kokoro_npu.weights.kmodel import load_kmodel
-from pipelines.listening._listening import SPOKEN, further_precisions
-from stages._config import stage
+from stages._config import plain, stage
 
 
 @stage
 def main(cfg: DictConfig) -> None:
     """Write artifacts/precisions/<frames>/<utterance>.<precision>.wav."""
-    names = further_precisions(cfg)
-    presets = {name: yaml.safe_load((Path("conf/quantize") / f"{name}.yaml").read_bytes()) for name in names}
     speak(
-        load_kmodel("artifacts/weights"),
+        load_kmodel(places.WEIGHTS),
         list(load_reference_set(places.REFERENCE_SET, CALIBRATION)),
         list(load_reference_set(places.REFERENCE_SET, EVALUATION)),
-        {name: Recipe.from_options(preset) for name, preset in presets.items()},
+        {name: Recipe.from_options(preset) for name, preset in plain(cfg.listening.precisions).items()},
         list(cfg.buckets),
         cfg.export.opset,
-        Path("artifacts/decoder"),
-        SPOKEN,
+        places.PRECISIONS,
     )
 
 
