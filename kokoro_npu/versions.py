@@ -22,16 +22,6 @@ def tool_versions(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def provenance(weights_source: str, precision: str, backend: str) -> dict[str, str]:
-    """What every report says of itself, flat: weights' source, precision, the backend that ran, tool versions."""
-    return {
-        "backend": backend,
-        "precision": precision,
-        "weights_source": weights_source,
-        **flat_versions(TOOLS),
-    }
-
-
 def flat_versions(names: Iterable[str]) -> dict[str, str]:
     """`tool_versions` with the names as keys of a flat report (``onnxruntime_qnn``)."""
     return {name.replace("-", "_"): found for name, found in tool_versions(names).items()}

@@ -76,7 +76,7 @@ def test_what_is_no_corpus_is_one_line(tmp_path: Path, content: str) -> None:
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(KokoroNpuError, match=r"No such file or directory; see features\.corpus"):
+    with pytest.raises(KokoroNpuError, match=r"No such file or directory; the parameter `corpus` names it"):
         load_corpus(tmp_path / "none.yaml")
 
 

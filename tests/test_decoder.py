@@ -216,7 +216,6 @@ def _recorded(model: KModel, frames: int, voice: Array) -> ReferenceUtterance:
     features = random_features(frames, seed=frames) | {"ref_style": voice[:, :STYLE_DIM]}
     return ReferenceUtterance(
         id=f"say-{frames}",
-        part="evaluation",
         frames=frames,
         speed=1.0,
         duration_mismatches=0,

@@ -136,7 +136,6 @@ def _recorded(model: KModel, frames: int, mismatches: int = 0) -> ReferenceUtter
     features = random_features(frames, seed=frames)
     return ReferenceUtterance(
         id=f"u{frames}",
-        part="evaluation",
         frames=frames,
         speed=1.0,
         duration_mismatches=mismatches,

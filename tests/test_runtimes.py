@@ -13,7 +13,6 @@ from kokoro import KModel
 from torch import nn
 
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
-from kokoro_npu.corpus.utterances import EVALUATION
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import write_json
 from kokoro_npu.geometry import PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
@@ -110,7 +109,7 @@ def test_an_error_on_loading_comes_back_as_itself(tmp_path: Path) -> None:
 def test_the_extremes_of_padding_are_among_few_utterances(most: int, taken: str) -> None:
     silence = np.zeros(1, np.float32)
     recorded = [
-        ReferenceUtterance(name, EVALUATION, frames, 1.0, 0, {}, silence, np.zeros(1, np.int64), silence)
+        ReferenceUtterance(name, frames, 1.0, 0, {}, silence, np.zeros(1, np.int64), silence)
         for frames, name in enumerate("abcd")
     ]
     assert ", ".join(item.id for item in compare.at_most(most, recorded)) == taken

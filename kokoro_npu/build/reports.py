@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kokoro_npu.build.places import WEIGHTS
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic, read_json, write_json
-from kokoro_npu.versions import flat_versions, provenance
+from kokoro_npu.versions import TOOLS, flat_versions
 from kokoro_npu.weights.canonical import source_label
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def write_report(
         backend: where they ran.
         tools: distributions whose versions it states beside those that every report does.
     """
-    write_json(path, {**report, **provenance(source_label(WEIGHTS), precision, backend), **flat_versions(tools)})
+    source = {"weights_source": source_label(WEIGHTS), "precision": precision, "backend": backend}
+    write_json(path, {**report, **source, **flat_versions([*TOOLS, *tools])})
 
 
 def write_table(path: Path | str, table: "pd.DataFrame") -> None:

@@ -24,7 +24,6 @@ class ReferenceUtterance:
 
     Attributes:
         id: its name in the corpus.
-        part: ``calibration`` or ``evaluation``.
         frames: L.
         speed: divides durations.
         duration_mismatches: tokens whose duration differs between the ONNX model and PyTorch.
@@ -35,7 +34,6 @@ class ReferenceUtterance:
     """
 
     id: str
-    part: str
     frames: int
     speed: float
     duration_mismatches: int
@@ -45,16 +43,15 @@ class ReferenceUtterance:
     voice: Array
 
 
-def load_reference_set(features_dir: Path | str, part: str) -> Iterator[ReferenceUtterance]:
-    """The recorded utterances of one part, shortest first.
+def load_reference_set(directory: Path, part: str) -> Iterator[ReferenceUtterance]:
+    """The utterances of one part (``calibration`` or ``evaluation``) of the set in a directory, shortest first.
 
     Raises:
         KokoroNpuError: nothing was recorded.
     """
-    directory = Path(features_dir)
     if not (directory / MANIFEST).is_file():
         raise KokoroNpuError(f"{directory} holds no {MANIFEST}: run the stage `reference-set`")
-    entries = [entry for entry in read_json(directory / MANIFEST) if entry["part"] == part]
+    entries = [entry for entry in read_json(directory / MANIFEST) if entry.pop("part") == part]
     for entry in sorted(entries, key=lambda entry: (entry["frames"], entry["id"])):
         tensors = load_file(directory / f"{entry['id']}.safetensors")
         yield ReferenceUtterance(

@@ -42,7 +42,7 @@ def load_corpus(path: Path | str) -> list[Utterance]:
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))["utterances"]
     except OSError as error:
-        raise KokoroNpuError(f"corpus {path}: {error.strerror}; see corpus") from error
+        raise KokoroNpuError(f"corpus {path}: {error.strerror}; the parameter `corpus` names it") from error
     except (yaml.YAMLError, KeyError, TypeError) as error:
         raise KokoroNpuError(f"corpus {path}: expected YAML with a list `utterances`: {error}") from error
     corpus: list[Utterance] = []
