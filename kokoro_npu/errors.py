@@ -15,6 +15,10 @@ class KokoroNpuError(Exception):
         super().__init__(" ".join(message.split()))
 
 
+_MOST_LISTED = 20
+"""Names that the hint lists where none is near."""
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """The hint of an error about a name that is not among ``known``.
 
@@ -22,4 +26,5 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=2, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    listed = names if len(names) <= _MOST_LISTED else [*names[:_MOST_LISTED], "…"]
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(listed)}"

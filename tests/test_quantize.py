@@ -4,17 +4,19 @@ import fnmatch
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
+import yaml
 from kokoro import KModel
 from onnx import TensorProto
-from onnxruntime.quantization.calibrate import load_tensors_data
 
 from kokoro_npu.audio import metrics
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
@@ -27,27 +29,25 @@ from kokoro_npu.host.steps import pad_to_bucket, trim
 from kokoro_npu.model import reference
 from kokoro_npu.model.export import export_decoder
 from kokoro_npu.quantize.apply import quantize_decoder
-from kokoro_npu.quantize.calibrate import calibrate, calibration_samples
-from kokoro_npu.quantize.encodings import COPIES, copied
-from kokoro_npu.quantize.overrides import Settings, load_lines, weighted_nodes
-from kokoro_npu.quantize.recipe import Calibration, Recipe
+from kokoro_npu.quantize.calibrate import calibrate, calibrate_decoder, calibration_samples
+from kokoro_npu.quantize.encodings import COPIES, copied, load_ranges
+from kokoro_npu.quantize.overrides import NodePrecision, Override, load_overrides, weighted_nodes
+from kokoro_npu.quantize.recipe import HEAD, Calibration, Recipe
 from tests.narrow_model import narrow_kmodel, random_features
 from tests.small_graphs import INPUTS, decoder_like
 
 ROOT = Path(__file__).resolve().parents[1]
 CALIBRATED, OTHER = (Bucket(10), Bucket(16)), Bucket(24)
-HEAD = "/generator/head/"
-CALIBRATION = Calibration(frames=(16, 10), method="minmax", short_windows=(5, 3), headroom=1.5)
-W8A16 = Recipe("w8a16", 16, 8, True, (HEAD, "/affines."), CALIBRATION)
+CALIBRATION = Calibration(frames=(16, 10), short_windows=(5, 3), headroom=1.5)
+W8A16 = Recipe("w8a16", 16, 8, True, CALIBRATION, overrides=load_overrides(ROOT / "recipes/w8a16.yaml"))
 W8A8 = replace(W8A16, precision="w8a8", activation_bits=8)
-FP16 = replace(W8A16, precision="fp16")
+FP16 = replace(W8A16, precision="fp16", float=True)
 
 
 def recorded(frames: int) -> ReferenceUtterance:
     empty = np.zeros(0, np.float32)
     return ReferenceUtterance(
         id=f"cal-{frames}",
-        part="calibration",
         frames=frames,
         speed=1.0,
         duration_mismatches=0,
@@ -70,8 +70,7 @@ def build(out: Path) -> None:
     model = quantized_kmodel()
     decoders = {bucket: export_decoder(model, bucket) for bucket in (*CALIBRATED, OTHER)}
     Pack.write(decoders[CALIBRATED[0]], out / "decoder/kokoro_decoder.weights")
-    samples = calibration_samples(RECORDED, CALIBRATION)
-    calibrate([(decoders[bucket], samples[bucket]) for bucket in CALIBRATED], W8A16, out / "encodings.json")
+    calibrate_decoder(decoders.__getitem__, RECORDED, W8A16, out / "encodings.json")
     small = quantize_decoder(decoders[CALIBRATED[0]], W8A16, out / "encodings.json")
     Pack.write(small, out / "w8a16/kokoro_decoder.weights")
     Pack.open(out / "decoder/kokoro_decoder.weights").save(decoders[OTHER], out / "decoder" / NAME)
@@ -166,7 +165,7 @@ def test_types_are_the_recipes(quantized: Quantized, precision: str, activations
     body = [
         n
         for n in model.graph.node
-        if n.op_type in ("Conv", "ConvTranspose") and not n.name.startswith(W8A16.float_scopes)
+        if n.op_type in ("Conv", "ConvTranspose") and not n.name.startswith((HEAD, "/affines."))
     ]
     assert len(body) > 40
     for node in body:
@@ -201,7 +200,7 @@ def test_sixteen_bit_weights(model: onnx.ModelProto, encodings: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["w8a16", "w8a8"])
-def test_a_float_scope_stays_float(model: onnx.ModelProto, quantized: Quantized, precision: str) -> None:
+def test_the_head_stays_float(model: onnx.ModelProto, quantized: Quantized, precision: str) -> None:
     result = quantized[precision][0]
     producers, initializers, before = _producers(result), _initializers(result), _initializers(model)
     head = [node for node in result.graph.node if node.name.startswith(HEAD) and node.op_type == "Conv"]
@@ -222,9 +221,12 @@ def test_a_float_scope_stays_float(model: onnx.ModelProto, quantized: Quantized,
     assert {"Exp", "Cos", "Sin", "Conv"} <= seen
 
 
-def test_an_unknown_scope_is_one_line(model: onnx.ModelProto, encodings: Path) -> None:
-    with pytest.raises(KokoroNpuError, match=r"quantize.float_scopes: '/generator/haed/' is the prefix of no node"):
-        quantize_decoder(model, replace(W8A16, float_scopes=(HEAD, "/generator/haed/")), encodings)
+def test_an_override_of_no_node_is_one_line(model: onnx.ModelProto, encodings: Path) -> None:
+    strayed = replace(W8A16, overrides=(*W8A16.overrides, Override("/generator/haed/Exp", "why", float=True)))
+    with pytest.raises(
+        KokoroNpuError, match=r"'/generator/haed/Exp' matches no node .*; did you mean /generator/head/"
+    ):
+        quantize_decoder(model, strayed, encodings)
 
 
 def test_a_missing_encoding_is_one_line(model: onnx.ModelProto, encodings: Path, tmp_path: Path) -> None:
@@ -261,8 +263,9 @@ def test_an_utterance_goes_to_the_smallest_bucket_that_holds_it() -> None:
     assert real == [[9, 5, 3], [13, 16]]
     for bucket, inputs in samples.items():
         assert all({name: value.shape for name, value in s.items()} == bucket.input_shapes for s in inputs)
-    # What fits none is left out.
+    # What fits none is left out, and so is a bucket that would be empty.
     assert sum(map(len, calibration_samples(RECORDED, replace(CALIBRATION, frames=(10, 15))).values())) == 4
+    assert list(calibration_samples(RECORDED, replace(CALIBRATION, frames=(10, 11, 16)))) == list(CALIBRATED)
     # They come from the middle of the first utterances.
     cut = samples[CALIBRATED[0]][1]["aligned_features"][:, :, :5]
     assert np.array_equal(cut, RECORDED[0].features["aligned_features"][:, :, 2:7])
@@ -293,14 +296,9 @@ def _ranges(
 ) -> dict[str, tuple[float, float]]:
     """Encodings of a small graph after the given batches."""
     model = onnx.load(decoder_like(tmp_path / "small.onnx"))
-    recipe = replace(W8A16, calibration=replace(CALIBRATION, headroom=headroom, norm_headroom=norm_headroom))
-    calibrate([(model, samples) for samples in batches], recipe, tmp_path / "encodings.json")
-    data = load_tensors_data(tmp_path / "encodings.json")
-    ranges = {}
-    for name in data.keys():  # noqa: SIM118  # no mapping: it has keys() and no iterator
-        low, high = (np.asarray(bound).item() for bound in data[name].range_value)
-        ranges[name] = (low, high)
-    return ranges
+    calibration = replace(CALIBRATION, headroom=headroom, norm_headroom=norm_headroom)
+    calibrate([(model, samples) for samples in batches], calibration, tmp_path / "encodings.json")
+    return load_ranges(tmp_path / "encodings.json")
 
 
 def test_headroom_widens_every_range(tmp_path: Path) -> None:
@@ -327,9 +325,9 @@ def test_ranges_are_those_of_the_samples(tmp_path: Path) -> None:
 
 
 def test_ranges_of_all_buckets_are_joined(tmp_path: Path) -> None:
-    """In any order, and a bucket without samples has no say."""
+    """In any order."""
     one, other = (_ranges(tmp_path, 1.0, _drawn(seed)) for seed in (5, 6))
-    both = _ranges(tmp_path, 1.0, _drawn(5), [], _drawn(6))
+    both = _ranges(tmp_path, 1.0, _drawn(5), _drawn(6))
     assert both == _ranges(tmp_path, 1.0, _drawn(6), _drawn(5))
     for name, (low, high) in both.items():
         assert low == min(one[name][0], other[name][0]), name
@@ -340,17 +338,51 @@ def test_ranges_of_all_buckets_are_joined(tmp_path: Path) -> None:
 def test_options_become_a_recipe() -> None:
     options = {
         "precision": "w8a8",
+        "float": False,
         "activation_bits": 8,
         "weight_bits": 8,
         "per_channel": True,
-        "float_scopes": [HEAD, "/affines."],
-        "recipe": ROOT / "recipes/plain.yaml",
-        "calibration": {"frames": [16, 10], "method": "minmax", "short_windows": [5, 3], "headroom": 1.5},
+        "recipe": ROOT / "recipes/w8a16.yaml",
+        "calibration": {"frames": [16, 10], "short_windows": [5, 3], "headroom": 1.5},
         "gates": {"quantized_snr_db_min": 2.0},
     }
     assert Recipe.from_options(options) == W8A8
-    assert not W8A8.is_float
-    assert FP16.is_float
+    assert Recipe.from_options(options | {"precision": "fp16", "activation_bits": 16, "float": True}) == FP16
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf/quantize").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_preset_names_itself_and_a_recipe_that_fits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    recipe = Recipe.from_options(yaml.safe_load(path.read_text(encoding="utf-8")))
+    assert recipe.precision == path.stem
+    precisions = recipe.node_precisions(export_decoder(narrow_kmodel(1, kernels=(3, 7, 11)), Bucket(2)))
+    assert precisions["/generator/head/Exp"].float == (recipe.precision in ("w8a16", "mixed"))
+
+
+def test_a_float_precision_has_no_encodings(tmp_path: Path) -> None:
+    def decoder(bucket: Bucket) -> onnx.ModelProto:
+        raise AssertionError(f"{bucket} was measured")
+
+    calibrate_decoder(decoder, RECORDED, FP16, tmp_path / "encodings.json")
+    assert read_json(tmp_path / "encodings.json") == {}
+
+
+def test_calibration_sends_no_telemetry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """ONNX Runtime sends it by default from the first session on: no session may come before the switch."""
+    done: list[str] = []
+    create, disable = ort.InferenceSession, ort.disable_telemetry_events
+
+    def noting(event: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **options: Any) -> Any:
+            done.append(event)
+            return call(*arguments, **options)
+
+        return noted
+
+    monkeypatch.setattr(ort, "disable_telemetry_events", noting("off", disable))
+    monkeypatch.setattr(ort, "InferenceSession", noting("session", create))
+    _ranges(tmp_path, 1.0, _drawn(5))
+    assert done == ["off", "session"]
 
 
 # Bytes.
@@ -371,15 +403,15 @@ def test_a_second_build_has_the_same_bytes(built: Path, tmp_path: Path) -> None:
         assert (tmp_path / file).read_bytes() == (built / file).read_bytes(), file
 
 
-# The committed recipe.
+# The committed recipes.
 
 
 def test_the_mixed_recipe_beats_the_preset(model: onnx.ModelProto, built: Path, quantized: Quantized) -> None:
-    # The narrow decoder has one residual block a rate; lines for the others match nothing.
+    # The narrow decoder has one residual block a rate; overrides for the others match nothing.
     names = [node.name for node in model.graph.node]
-    lines = [line for line in load_lines(ROOT / "recipes/mixed.yaml") if fnmatch.filter(names, line.nodes)]
-    assert len(lines) >= 16
-    mixed = replace(W8A16, precision="mixed", float_scopes=(), lines=tuple(lines))
+    overrides = [each for each in load_overrides(ROOT / "recipes/mixed.yaml") if fnmatch.filter(names, each.nodes)]
+    assert len(overrides) >= 16
+    mixed = replace(W8A16, precision="mixed", overrides=tuple(overrides))
     kmodel = quantized_kmodel()
     path = built / "mixed.onnx"
     onnx.save(quantize_decoder(model, mixed, built / "encodings.json"), path)
@@ -394,17 +426,18 @@ def test_the_mixed_recipe_beats_the_preset(model: onnx.ModelProto, built: Path, 
 
 def test_the_mixed_recipe_fits_a_decoder_with_the_real_kernels() -> None:
     model = export_decoder(narrow_kmodel(1, kernels=(3, 7, 11)), Bucket(2))
-    mixed = replace(W8A16, float_scopes=(), lines=load_lines(ROOT / "recipes/mixed.yaml"))
-    settings = mixed.settings(model)
-    assert settings["/decode.2/conv1/Conv"].weights == 8
-    assert settings["/generator/head/Exp"].float
+    mixed = replace(W8A16, overrides=load_overrides(ROOT / "recipes/mixed.yaml"))
+    precisions = mixed.node_precisions(model)
+    assert precisions["/decode.2/conv1/Conv"].weights == 8
+    assert precisions["/generator/head/Exp"].float
     # An island of more than one op; the convolutions behind its norms are not part of it.
-    assert settings["/encode/norm1/Sub"].float
-    assert settings["/encode/conv1/Conv"] == Settings(16, 16)
-    assert {node.name for node in weighted_nodes(model) if settings[node.name].weights == 16} > {"/decode.3/conv1/Conv"}
+    assert precisions["/encode/norm1/Sub"].float
+    assert precisions["/encode/conv1/Conv"] == NodePrecision(16, 16)
+    wide = {node.name for node in weighted_nodes(model) if precisions[node.name].weights == 16}
+    assert wide > {"/decode.3/conv1/Conv"}
 
 
-def _reads(model: onnx.ModelProto, settings: dict[str, Settings]) -> dict[tuple[str, str], bool]:
+def _reads(model: onnx.ModelProto, precisions: dict[str, NodePrecision]) -> dict[tuple[str, str], bool]:
     """Whether integers stand between each floating op and what floats that it reads, through copies of it."""
     producers = {output: node for node in model.graph.node for output in node.output}
 
@@ -415,13 +448,13 @@ def _reads(model: onnx.ModelProto, settings: dict[str, Settings]) -> dict[tuple[
             return
         for name in copied(node):
             for source, integers in sources(name):
-                yield source, integers or not settings[node.name].float
+                yield source, integers or not precisions[node.name].float
 
     names = {tensor.name for tensor in model.graph.input}
-    names |= {node.name for node in model.graph.node if node.op_type != "Constant" and settings[node.name].float}
+    names |= {node.name for node in model.graph.node if node.op_type != "Constant" and precisions[node.name].float}
     found: dict[tuple[str, str], bool] = {}
     for node in model.graph.node:
-        if settings[node.name].float and node.op_type not in COPIES:
+        if precisions[node.name].float and node.op_type not in COPIES:
             for source, integers in (pair for tensor in node.input for pair in sources(tensor)):
                 if source in names:
                     found[node.name, source] = found.get((node.name, source), False) or integers
@@ -430,14 +463,15 @@ def _reads(model: onnx.ModelProto, settings: dict[str, Settings]) -> dict[tuple[
 
 def test_the_mixed_recipe_means_the_same_in_one_row_and_in_eight() -> None:
     """Numbers in names depend on the rows: `/Concat_4` was the entrance in one bucket, a piece of a mask in another."""
-    kmodel, mixed = narrow_kmodel(1, kernels=(3, 7, 11)), replace(W8A16, lines=load_lines(ROOT / "recipes/mixed.yaml"))
+    kmodel = narrow_kmodel(1, kernels=(3, 7, 11))
+    mixed = replace(W8A16, overrides=load_overrides(ROOT / "recipes/mixed.yaml"))
     one, eight = (export_decoder(kmodel, Bucket(8), rows=rows) for rows in (1, 8))
-    settings = [mixed.settings(model) for model in (one, eight)]
+    precisions = [mixed.node_precisions(model) for model in (one, eight)]
     computing = [
         {n.name: n.op_type for n in m.graph.node if n.op_type not in {*COPIES, "Constant"}} for m in (one, eight)
     ]
     assert computing[0] == computing[1]
-    assert {name for name in computing[0] if settings[0][name] != settings[1][name]} == set()
-    reads = _reads(one, settings[0])
-    assert reads == _reads(eight, settings[1])
+    assert {name for name in computing[0] if precisions[0][name] != precisions[1][name]} == set()
+    reads = _reads(one, precisions[0])
+    assert reads == _reads(eight, precisions[1])
     assert reads["/encode/norm1/Mul", "/f0_conv/Conv"] is False

@@ -2,25 +2,29 @@
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, quantize_static
+from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.quantize.encodings import complete
-from kokoro_npu.quantize.overrides import Settings, weighted_nodes
-from kokoro_npu.quantize.recipe import Recipe, activation_type, weight_type
-from kokoro_npu.quantize.rounded import RoundedWeight, channel_axis
-from kokoro_npu.quantize.split_weights import LOW, SUM, halve, halved_nodes
+from kokoro_npu.quantize.encodings import load_ranges, save_ranges, with_copies
+from kokoro_npu.quantize.overrides import weighted_nodes
+from kokoro_npu.quantize.recipe import Recipe
+from kokoro_npu.quantize.split_weights import SplitWeights, split_weights
+from kokoro_npu.quantize.weight_grid import channel_axes
 
-_Overrides = dict[str, list[dict[str, Any]]]
+_ACTIVATION_TYPES = {8: QuantType.QUInt8, 16: QuantType.QUInt16}
+"""Unsigned, asymmetric."""
+_WEIGHT_TYPES = {8: QuantType.QInt8, 16: QuantType.QInt16}
+"""Signed, symmetric, as HTP wants them."""
+
+_TensorOverrides = dict[str, list[dict[str, Any]]]
 """Tensor name to what ONNX Runtime's quantizer does otherwise with it."""
 
 
@@ -45,7 +49,7 @@ def quantize_decoder(model: onnx.ModelProto, recipe: Recipe, encodings_path: Pat
     Raises:
         KokoroNpuError: a tensor has no encoding, or the recipe does not fit the model.
     """
-    quantized = _to_half(model) if recipe.is_float else _to_qdq(model, recipe, encodings_path)
+    quantized = _to_half(model) if recipe.float else _to_qdq(model, recipe, encodings_path)
     quantized.graph.name = model.graph.name
     quantized.producer_name = model.producer_name
     quantized.doc_string = ""
@@ -54,46 +58,40 @@ def quantize_decoder(model: onnx.ModelProto, recipe: Recipe, encodings_path: Pat
 
 
 def _to_qdq(model: onnx.ModelProto, recipe: Recipe, encodings_path: Path) -> onnx.ModelProto:
-    settings = recipe.settings(model)
-    halved = halved_nodes(model, settings)
-    halves, ranges = halve(model, halved)
-    for name in halved:
-        settings[name] = replace(settings[name], weights=8)
-        settings |= dict.fromkeys((name + LOW, name + SUM), settings[name])
-    float_nodes = [name for name, one in settings.items() if one.float]
-    overrides = _weight_overrides(model, recipe, settings, halves) | _activation_overrides(model, recipe, settings)
+    split = split_weights(model, recipe.node_precisions(model))
+    float_nodes = [name for name, precision in split.precisions.items() if precision.float]
+    activation_type, weight_type = _ACTIVATION_TYPES[recipe.activation_bits], _WEIGHT_TYPES[recipe.weight_bits]
     # The exporter has simplified the model: what this entry claims is true, and silences a warning a bucket.
     model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
     config = get_qnn_qdq_config(
         model,
         _NoSamples(),
-        activation_type=recipe.activation_type,
-        weight_type=recipe.weight_type,
+        activation_type=activation_type,
+        weight_type=weight_type,
         per_channel=recipe.per_channel,
         nodes_to_exclude=float_nodes or None,
-        init_overrides=overrides,
+        init_overrides=_tensor_overrides(model, recipe, split),
         # An op has one type for inputs and output: where groups of different bits meet, conversions stand between.
         add_qtype_converts=True,
     )
     with tempfile.TemporaryDirectory(prefix="kokoro-quantize-") as directory, _quiet_expected_warnings():
-        path = Path(directory) / "quantized.onnx"
-        completed = Path(directory) / "encodings.json"
-        complete(model, encodings_path, completed, ranges)
+        path, ranges_path = Path(directory) / "quantized.onnx", Path(directory) / "encodings.json"
+        save_ranges(with_copies(model, split.ranges(load_ranges(encodings_path))), ranges_path)
         try:
             quantize_static(
                 model,
                 path,
                 None,
                 quant_format=QuantFormat.QDQ,
-                activation_type=recipe.activation_type,
-                weight_type=recipe.weight_type,
+                activation_type=activation_type,
+                weight_type=weight_type,
                 op_types_to_quantize=sorted(config.op_types_to_quantize),
                 nodes_to_exclude=float_nodes,
                 per_channel=recipe.per_channel,
-                calibrate_method=CalibrationMethod.MinMax,  # ranges, whatever has measured them
+                calibrate_method=CalibrationMethod.MinMax,
                 # Standard Q/DQ ops: the model is raised to opset 21, where they know 16 bits.
                 extra_options={**config.extra_options, "UseQDQContribOps": False},
-                calibration_cache_path=completed,
+                calibration_cache_path=ranges_path,
             )
         except ValueError as error:
             raise KokoroNpuError(
@@ -103,37 +101,28 @@ def _to_qdq(model: onnx.ModelProto, recipe: Recipe, encodings_path: Path) -> onn
         return onnx.load(path)
 
 
-def _weight_overrides(
-    model: onnx.ModelProto,
-    recipe: Recipe,
-    settings: Mapping[str, Settings],
-    halves: Mapping[str, RoundedWeight],
-) -> _Overrides:
-    """Types and scales of the weights that differ from the preset's; puts the halves' values into ``model``."""
-    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    overrides: _Overrides = {}
+def _tensor_overrides(model: onnx.ModelProto, recipe: Recipe, split: SplitWeights) -> _TensorOverrides:
+    """Types and scales of the weights, and types of the activations, that differ from the preset's."""
+    overrides: _TensorOverrides = {}
+    ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
     for node in weighted_nodes(model):
-        name, one = node.input[1], settings[node.name]
-        if one.float:
+        name, precision = node.input[1], split.precisions[node.name]
+        kind = {"quant_type": _WEIGHT_TYPES[precision.weights]}
+        (axis,) = channel_axes(node, 1, ranks[name])
+        if precision.float:
             continue
-        kind: dict[str, Any] = {"quant_type": weight_type(one.weights)}
-        axis = channel_axis(node.op_type)
-        if name in halves:
-            initializers[name].CopyFrom(onnx.numpy_helper.from_array(halves[name].values(axis), name))
-            zero = np.zeros((), halves[name].integers.dtype)
-            overrides[name] = [kind | {"axis": axis, "scale": s, "zero_point": zero} for s in halves[name].scales]
-        elif one.weights != recipe.weight_bits:
+        if weight := split.weights.get(name):
+            zero = np.zeros((), weight.integers.dtype)
+            scales = weight.scales.ravel()
+            overrides[name] = [kind | {"axis": axis, "scale": scale, "zero_point": zero} for scale in scales]
+        elif precision.weights != recipe.weight_bits:
             overrides[name] = [kind | {"symmetric": True} | ({"axis": axis} if recipe.per_channel else {})]
+    for node in model.graph.node:
+        precision = split.precisions[node.name]
+        if precision.activations != recipe.activation_bits and not precision.float:
+            kind = {"quant_type": _ACTIVATION_TYPES[precision.activations]}
+            overrides |= {output: [kind] for output in node.output}
     return overrides
-
-
-def _activation_overrides(model: onnx.ModelProto, recipe: Recipe, settings: Mapping[str, Settings]) -> _Overrides:
-    return {
-        output: [{"quant_type": activation_type(settings[node.name].activations)}]
-        for node in model.graph.node
-        for output in node.output
-        if settings[node.name].activations != recipe.activation_bits and not settings[node.name].float
-    }
 
 
 _EXPECTED_WARNINGS = (

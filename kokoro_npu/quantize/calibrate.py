@@ -13,9 +13,10 @@ from tqdm import tqdm
 
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import Bucket
+from kokoro_npu.files import write_json
+from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.graphs.sessions import cpu_session
-from kokoro_npu.host.steps import Array, crop, pad_to_bucket, select_bucket
+from kokoro_npu.host.steps import crop, pad_to_bucket, select_bucket
 from kokoro_npu.quantize.encodings import Ranges, save_ranges, to_ranges
 from kokoro_npu.quantize.recipe import NORM, Calibration, Recipe
 
@@ -37,7 +38,10 @@ def calibrate_decoder(
     Raises:
         KokoroNpuError: no utterance fits, or a window is longer than the utterance it is cut from.
     """
-    samples = {} if recipe.float else calibration_samples(recorded, recipe.calibration)
+    if recipe.float:
+        write_json(encodings_path, {})
+        return
+    samples = calibration_samples(recorded, recipe.calibration)
     batches = ((decoder(bucket), inputs) for bucket, inputs in samples.items())
     calibrate(batches, recipe.calibration, encodings_path)
 
@@ -48,6 +52,7 @@ def calibration_samples(
     """Decoder inputs to calibrate on, by bucket: each utterance in the smallest that holds it, and the short windows.
 
     Utterances that no bucket holds are left out: a recipe decides whether their ranges are worth a long bucket's time.
+    So are buckets that would be empty.
 
     Raises:
         KokoroNpuError: no utterance fits, or a window is longer than the utterance it is cut from.
@@ -72,7 +77,7 @@ def calibration_samples(
         # From the middle: the ends of an utterance are silence.
         cut = crop(item.features, window, (item.frames - window) // 2)
         samples[smallest].append(pad_to_bucket(cut, smallest))
-    return samples
+    return {bucket: inputs for bucket, inputs in samples.items() if inputs}
 
 
 def calibrate(
@@ -91,8 +96,7 @@ def calibrate(
     norm_inputs: set[str] = set()
     for model, samples in batches:
         norm_inputs |= {node.input[0] for node in model.graph.node if node.op_type == NORM}
-        measured = measure(model, samples) if samples else {}
-        for name, (low, high) in measured.items():
+        for name, (low, high) in measure(model, samples).items():
             before = ranges.get(name, (low, high))
             ranges[name] = (min(low, before[0]), max(high, before[1]))
     for name, (low, high) in ranges.items():

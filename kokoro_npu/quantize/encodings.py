@@ -1,13 +1,12 @@
-"""Encodings of tensors that only hold copies of others.
+"""Encodings of activations: their file, and those of tensors that only hold copies of others.
 
 A bucket may move its columns about in a way that the calibrated ones do not (:mod:`kokoro_npu.model.folding`), so that
 the names of such tensors say nothing. Their ranges follow from what they are copied from; and with the same encoding on
 both sides of a copy, nothing is rounded on the way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -17,6 +16,7 @@ COPIES = frozenset({"Concat", "Expand", "MaxPool", "Pad", "Reshape", "Slice", "S
 """Ops whose outputs hold elements of their inputs, or zeros; MaxPool, which chooses among them, as well."""
 
 Ranges = dict[str, tuple[float, float]]
+"""Tensor name to the smallest and the largest value that it holds."""
 
 
 def with_copies(model: onnx.ModelProto, ranges: Ranges) -> Ranges:
@@ -53,26 +53,8 @@ def _range(name: str, ranges: Ranges, constants: dict[str, np.ndarray]) -> tuple
     return ranges.get(name)
 
 
-def complete(
-    model: onnx.ModelProto,
-    source: Path,
-    target: Path,
-    derived: Mapping[str, tuple[str, float]] = MappingProxyType({}),
-) -> None:
-    """Write at ``target`` the encodings of ``source`` as :func:`with_copies` makes them for ``model``.
-
-    ``derived`` names tensors that were not measured, with the tensor whose range they have and a factor on it.
-    """
-    ranges = load_ranges(source)
-    for name, (like, factor) in derived.items():
-        if like in ranges:
-            ranges[name] = (factor * ranges[like][0], factor * ranges[like][1])
-    save_ranges(with_copies(model, ranges), target)
-
-
-def load_ranges(path: Path) -> Ranges:
-    """Encodings of activations, tensor name to range."""
-    data = load_tensors_data(path)
+def to_ranges(data: TensorsData) -> Ranges:
+    """The ranges that ONNX Runtime's calibrator has measured."""
     ranges: Ranges = {}
     for name in data.keys():  # noqa: SIM118  # TensorsData is no mapping
         low, high = (float(np.asarray(bound).item()) for bound in data[name].range_value)
@@ -80,7 +62,12 @@ def load_ranges(path: Path) -> Ranges:
     return ranges
 
 
+def load_ranges(path: Path) -> Ranges:
+    """Read what :func:`save_ranges` has written."""
+    return to_ranges(load_tensors_data(path))
+
+
 def save_ranges(ranges: Ranges, path: Path) -> None:
-    """Write encodings in the form of onnxruntime's calibration cache, which wants histograms beside other methods'."""
+    """Write encodings as JSON in the form of ONNX Runtime's calibration cache."""
     data = {name: tuple(np.float32(bound) for bound in ranges[name]) for name in sorted(ranges)}
     save_tensors_data(TensorsData(CalibrationMethod.MinMax, data), path)

@@ -1,17 +1,16 @@
-"""Recipe files: how each group of nodes is quantized, and why, in lines that people can read and change.
+"""Recipe files: what groups of nodes do otherwise than their preset, and why, in a form that people read and change.
 
-A recipe file is YAML with a list ``lines``. A line names nodes by a shell pattern (``*``, ``?``, ``[..]``) over their
-ONNX names, says what to do with them, and why::
+A recipe file is YAML with a list ``overrides``. An override names nodes by a shell pattern (``*``, ``?``, ``[..]``)
+over their ONNX names, says what to do with them, and why::
 
-    lines:
+    overrides:
     - nodes: /generator/resblocks.[345]/convs*
       weights: 16
       why: 2 MB that carry a third of the noise
 
-Lines apply in order and a later one wins, setting by setting, so that a line at the end pins what others say.
+Overrides apply in order and a later one wins, setting by setting.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
@@ -21,17 +20,8 @@ from typing import Any
 import onnx
 import yaml
 
-from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.errors import KokoroNpuError, did_you_mean
 from kokoro_npu.files import atomic
-
-WIDEST_SPAN_AT_16_BITS = 7
-"""Columns that a convolution with 16-bit weights may span on HTP.
-
-Measured in the emulation (QAIRT 2.51, SM8650, finalize level 2) against ONNX Runtime on the same graph, 64 to 256
-channels: 68 to 72 dB for kernels of 1 to 7 columns, for strided and for transposed ones; 13 to 41 dB for 9 and 11
-columns and for every dilated one. 8-bit weights: 75 dB for all. Only those shapes were tried, and no device.
-Such convolutions get their 16 bits in two halves (:mod:`kokoro_npu.quantize.split_weights`).
-"""
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "weights": (8, 16),
@@ -41,7 +31,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class NodePrecision:
     """How one node is quantized.
 
     Attributes:
@@ -56,13 +46,13 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of a recipe: what a group of nodes does otherwise than the preset.
+class Override:
+    """What a group of nodes does otherwise than the preset.
 
     Attributes:
         nodes: shell pattern over node names.
         why: the reason, for the reader.
-        weights, activations, float: as in :class:`Settings`; None leaves what earlier lines say.
+        weights, activations, float: as in :class:`NodePrecision`; None leaves what earlier overrides say.
     """
 
     nodes: str
@@ -73,15 +63,15 @@ class Line:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the line sets."""
+        """What it sets, by the names of :class:`NodePrecision`."""
         return {name: value for name in _CHOICES if (value := getattr(self, name)) is not None}
 
 
-def load_lines(path: Path | str) -> tuple[Line, ...]:
+def load_overrides(path: Path | str) -> tuple[Override, ...]:
     """Read and check a recipe file.
 
     Raises:
-        KokoroNpuError: the file cannot be read, or a line has an unknown key, an impossible value, no pattern, no
+        KokoroNpuError: the file cannot be read, or an override has an unknown key, an impossible value, no pattern, no
             reason, or sets nothing.
     """
     path = Path(path)
@@ -90,23 +80,19 @@ def load_lines(path: Path | str) -> tuple[Line, ...]:
     except OSError as error:
         raise KokoroNpuError(f"recipe {path}: {error.strerror}; see quantize.recipe") from error
     except yaml.YAMLError as error:
-        raise KokoroNpuError(f"recipe {path} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, Mapping) or set(content) != {"lines"} or not isinstance(content["lines"], list):
-        raise KokoroNpuError(f"recipe {path}: it must hold `lines:` and a list, which may be empty ([])")
-    return tuple(_line(entry, f"recipe {path}, line {n}") for n, entry in enumerate(content["lines"], start=1))
+        raise KokoroNpuError(f"recipe {path} is no YAML: {error}") from error
+    if not isinstance(content, Mapping) or set(content) != {"overrides"} or not isinstance(content["overrides"], list):
+        raise KokoroNpuError(f"recipe {path}: it must hold `overrides:` and a list, which may be empty ([])")
+    return tuple(_override(entry, f"recipe {path}, override {n}") for n, entry in enumerate(content["overrides"], 1))
 
 
-def _line(entry: Any, where: str) -> Line:
-    known = [field.name for field in fields(Line)]
+def _override(entry: Any, where: str) -> Override:
+    known = [field.name for field in fields(Override)]
     if not isinstance(entry, Mapping):
-        raise KokoroNpuError(f"{where}: {entry!r} is no mapping; a line has {', '.join(known)}")
+        raise KokoroNpuError(f"{where}: {entry!r} is no mapping; an override has {', '.join(known)}")
     for key, value in entry.items():
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            raise KokoroNpuError(
-                f"{where}: {key} is no setting; "
-                + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
-            )
+            raise KokoroNpuError(f"{where}: {key} is no setting; {did_you_mean(key, known)}")
         # Types too: to Python, True equals 1.
         if key in _CHOICES and not any(value == c and type(value) is type(c) for c in _CHOICES[key]):
             words = ", ".join(str(choice).lower() for choice in _CHOICES[key])
@@ -114,63 +100,50 @@ def _line(entry: Any, where: str) -> Line:
     for key in ("nodes", "why"):
         if not isinstance(entry.get(key), str) or not entry[key].strip():
             raise KokoroNpuError(f"{where}: {key} is missing; it must be a text")
-    line = Line(**entry)
-    if not line.settings:
-        raise KokoroNpuError(f"{where} ({line.nodes}) sets nothing; known: {', '.join(_CHOICES)}")
-    return line
+    override = Override(**entry)
+    if not override.settings:
+        raise KokoroNpuError(f"{where} ({override.nodes}) sets nothing; known: {', '.join(_CHOICES)}")
+    return override
 
 
-def save_lines(path: Path | str, lines: Iterable[Line], comment: str) -> None:
-    """Write a recipe file: ``comment`` on top, each line's pattern first and its reason last."""
-    entries = [{"nodes": line.nodes, **line.settings, "why": line.why} for line in lines]
-    text = yaml.safe_dump({"lines": entries}, sort_keys=False, width=110, allow_unicode=True)
+def save_overrides(path: Path | str, overrides: Iterable[Override], comment: str) -> None:
+    """Write a recipe file: ``comment`` on top, each override's pattern first and its reason last."""
+    entries = [{"nodes": each.nodes, **each.settings, "why": each.why} for each in overrides]
+    text = yaml.safe_dump({"overrides": entries}, sort_keys=False, width=110, allow_unicode=True)
     head = "".join(f"# {row}\n" for row in comment.strip().splitlines())
     with atomic(path) as tmp:
         tmp.write_text(head + text, encoding="utf-8")
 
 
-def resolve(model: onnx.ModelProto, default: Settings, lines: Iterable[Line]) -> dict[str, Settings]:
-    """The settings of every node of a model by its name.
+def resolve(
+    model: onnx.ModelProto, preset: Mapping[str, NodePrecision], overrides: Iterable[Override]
+) -> dict[str, NodePrecision]:
+    """The precision of every node of a model by its name.
 
     Args:
         model: the float model.
-        default: of nodes that no line names.
-        lines: in order; a later one wins.
+        preset: of every node, where no override names it.
+        overrides: in order; a later one wins.
 
     Raises:
         KokoroNpuError: a pattern that matches no node, which would quantize otherwise than meant, or a setting
             of weights where no node has any.
     """
-    settings = {node.name: default for node in model.graph.node}
+    precisions = dict(preset)
     weighted = {node.name for node in weighted_nodes(model)}
-    for line in lines:
-        found = [name for name in settings if fnmatchcase(name, line.nodes)]
+    for override in overrides:
+        found = [name for name in precisions if fnmatchcase(name, override.nodes)]
         if not found:
-            near = difflib.get_close_matches(line.nodes, settings, n=1, cutoff=0.5)
-            hint = f"; the nearest name is {near[0]}" if near else ""
-            raise KokoroNpuError(f"recipe: {line.nodes!r} matches no node of {model.graph.name}{hint}")
-        if "weights" in line.settings and not weighted & set(found):
-            raise KokoroNpuError(f"recipe: {line.nodes!r} sets weights, but matches no convolution")
+            hint = did_you_mean(override.nodes, precisions)
+            raise KokoroNpuError(f"recipe: {override.nodes!r} matches no node of {model.graph.name}; {hint}")
+        if override.weights is not None and not weighted & set(found):
+            raise KokoroNpuError(f"recipe: {override.nodes!r} sets weights, but matches no convolution")
         for name in found:
-            settings[name] = replace(settings[name], **line.settings)
-    return settings
+            precisions[name] = replace(precisions[name], **override.settings)
+    return precisions
 
 
 def weighted_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The convolutions whose weight is an initializer."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     return [n for n in model.graph.node if n.op_type in ("Conv", "ConvTranspose") and n.input[1] in initializers]
-
-
-def column_spans(model: onnx.ModelProto) -> dict[str, int]:
-    """How many input columns one output of each unstrided convolution reaches over, by node name."""
-    shapes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
-    spans = {}
-    for node in weighted_nodes(model):
-        attributes = {a.name: list(a.ints) for a in node.attribute}
-        if node.op_type == "Conv" and attributes.get("strides", [1])[-1] == 1:
-            dilation = attributes.get("dilations", [1])[-1]
-            spans[node.name] = dilation * (shapes[node.input[1]][-1] - 1) + 1
-            if dilation > 1:  # wrong at any span
-                spans[node.name] = max(spans[node.name], WIDEST_SPAN_AT_16_BITS + 1)
-    return spans

@@ -1,4 +1,4 @@
-"""Recipe files: what a line may say, which nodes it means, and how the quantizer follows it."""
+"""Recipe files: what an override may say, which nodes it means, and how the quantizer follows it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +14,13 @@ from kokoro_npu.audio import metrics
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.quantize.apply import quantize_decoder
 from kokoro_npu.quantize.calibrate import calibrate
-from kokoro_npu.quantize.overrides import Line, Settings, load_lines, resolve, save_lines
+from kokoro_npu.quantize.overrides import NodePrecision, Override, load_overrides, resolve, save_overrides
 from kokoro_npu.quantize.recipe import Calibration, Recipe
 
-CALIBRATION = Calibration(frames=(10,), method="minmax", short_windows=(), headroom=1.0)
-W8A16 = Recipe("mixed", 16, 8, True, (), CALIBRATION)
+CALIBRATION = Calibration(frames=(10,))
+W8A16 = Recipe("mixed", 16, 8, True, CALIBRATION)
 CHANNELS, WIDTH = 4, 32
+PRESET = dict.fromkeys(("/a/Conv", "/a/LeakyRelu", "/b/Conv", "/c/Sin"), NodePrecision(8, 16))
 
 
 def _model() -> onnx.ModelProto:
@@ -45,9 +46,9 @@ def _model() -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def encodings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("lines") / "encodings.json"
+    path = tmp_path_factory.mktemp("recipes") / "encodings.json"
     x = np.random.default_rng(1).standard_normal((1, CHANNELS, 1, WIDTH)).astype(np.float32)
-    calibrate([(_model(), [{"x": x}])], W8A16, path)
+    calibrate([(_model(), [{"x": x}])], CALIBRATION, path)
     return path
 
 
@@ -61,19 +62,19 @@ def _types(model: onnx.ModelProto) -> dict[str, int]:
     return types
 
 
-def _quantize(encodings: Path, *lines: Line) -> onnx.ModelProto:
-    return quantize_decoder(_model(), replace(W8A16, lines=lines), encodings)
+def _quantize(encodings: Path, *overrides: Override) -> onnx.ModelProto:
+    return quantize_decoder(_model(), replace(W8A16, overrides=overrides), encodings)
 
 
-def test_a_line_sets_the_bits_of_its_nodes_alone(encodings: Path) -> None:
-    types = _types(_quantize(encodings, Line("/a/*", "why", weights=16)))
+def test_an_override_sets_the_bits_of_its_nodes_alone(encodings: Path) -> None:
+    types = _types(_quantize(encodings, Override("/a/*", "why", weights=16)))
     assert types["a.weight"] == TensorProto.INT16
     assert types["b.weight"] == TensorProto.INT8
     assert types["x"] == types["r"] == types["b"] == TensorProto.UINT16
 
 
 def test_eight_bit_activations_between_sixteen_bit_ones(encodings: Path) -> None:
-    model = _quantize(encodings, Line("/b/Conv", "why", activations=8))
+    model = _quantize(encodings, Override("/b/Conv", "why", activations=8))
     onnx.checker.check_model(model)
     initializers = {t.name: t for t in model.graph.initializer}
     producers = {name: node for node in model.graph.node for name in node.output}
@@ -83,40 +84,40 @@ def test_eight_bit_activations_between_sixteen_bit_ones(encodings: Path) -> None
     assert _types(model)["x"] == TensorProto.UINT16
 
 
-def test_a_float_line_leaves_no_quantization(encodings: Path) -> None:
-    model = _quantize(encodings, Line("/b/*", "why", float=True))
+def test_a_float_override_leaves_no_quantization(encodings: Path) -> None:
+    model = _quantize(encodings, Override("/b/*", "why", float=True))
     assert "b.weight" in {t.name for t in model.graph.initializer}
     assert _types(model)["a.weight"] == TensorProto.INT8
 
 
-def test_later_lines_win_setting_by_setting() -> None:
-    lines = [
-        Line("*", "all", weights=16),
-        Line("/a/*", "narrow", weights=8),
-        Line("/b/*", "pinned", float=True),
+def test_later_overrides_win_setting_by_setting() -> None:
+    overrides = [
+        Override("*", "all", weights=16),
+        Override("/a/*", "narrow", weights=8),
+        Override("/b/*", "fixed", float=True),
     ]
-    settings = resolve(_model(), Settings(8, 16), lines)
-    assert settings["/a/Conv"] == Settings(8, 16)
-    assert settings["/b/Conv"] == Settings(16, 16, float=True)
+    precisions = resolve(_model(), PRESET, overrides)
+    assert precisions["/a/Conv"] == NodePrecision(8, 16)
+    assert precisions["/b/Conv"] == NodePrecision(16, 16, float=True)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("override", "message"),
     [
-        (Line("/d/*", "why", weights=16), "'/d/*' matches no node of small"),
-        (Line("/a/Cnv", "why", weights=16), "the nearest name is /a/Conv"),
-        (Line("/c/*", "why", weights=16), "'/c/*' sets weights, but matches no convolution"),
+        (Override("/d/*", "why", weights=16), "'/d/*' matches no node of small"),
+        (Override("/a/Cnv", "why", weights=16), "did you mean /a/Conv"),
+        (Override("/c/*", "why", weights=16), "'/c/*' sets weights, but matches no convolution"),
     ],
 )
-def test_a_line_that_means_nothing_is_one_line(line: Line, message: str) -> None:
+def test_an_override_that_means_nothing_is_one_line(override: Override, message: str) -> None:
     with pytest.raises(KokoroNpuError) as caught:
-        resolve(_model(), Settings(8, 16), [line])
+        resolve(_model(), PRESET, [override])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "attributes", "halved"),
+    ("kernel", "attributes", "split"),
     [
         (7, {"pads": [0, 3, 0, 3]}, False),
         (9, {"pads": [0, 4, 0, 4]}, True),
@@ -124,8 +125,8 @@ def test_a_line_that_means_nothing_is_one_line(line: Line, message: str) -> None
         (12, {"strides": [1, 6]}, False),
     ],
 )
-def test_sixteen_bits_are_two_halves_where_htp_cannot(
-    kernel: int, attributes: dict[str, list[int]], halved: bool, tmp_path: Path
+def test_sixteen_bits_are_split_where_htp_cannot(
+    kernel: int, attributes: dict[str, list[int]], split: bool, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(2)
     model = _model()
@@ -138,20 +139,20 @@ def test_sixteen_bits_are_two_halves_where_htp_cannot(
     conv.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
     model.graph.output[0].type.tensor_type.ClearField("shape")
     x = {"x": rng.standard_normal((1, CHANNELS, 1, WIDTH)).astype(np.float32)}
-    calibrate([(model, [x])], W8A16, tmp_path / "encodings.json")
+    calibrate([(model, [x])], CALIBRATION, tmp_path / "encodings.json")
     truth = _run(model, x)
 
-    def heard(*lines: Line) -> tuple[float, onnx.ModelProto]:
+    def heard(*overrides: Override) -> tuple[float, onnx.ModelProto]:
         copy = onnx.ModelProto.FromString(model.SerializeToString())
-        made = quantize_decoder(copy, replace(W8A16, lines=lines), tmp_path / "encodings.json")
+        made = quantize_decoder(copy, replace(W8A16, overrides=overrides), tmp_path / "encodings.json")
         return metrics.snr_db(truth, _run(made, x)), made
 
-    rest = Line("/b/*", "not under test", weights=16)
-    (at_8, _), (at_16, made) = heard(rest), heard(rest, Line("/a/*", "why", weights=16))
+    rest = Override("/b/*", "not under test", weights=16)
+    (at_8, _), (at_16, made) = heard(rest), heard(rest, Override("/a/*", "why", weights=16))
     assert at_16 > at_8 + 30
     types = _types(made)
-    assert types["a.weight"] == (TensorProto.INT8 if halved else TensorProto.INT16)
-    assert ("a.weight_low" in types) == halved
+    assert types["a.weight"] == (TensorProto.INT8 if split else TensorProto.INT16)
+    assert ("a.weight_low" in types) == split
 
 
 def _run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> np.ndarray:
@@ -163,36 +164,36 @@ def _run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lines: [", "is no YAML"),
-        ("[]", "it must hold `lines:`"),
-        ("lines: {}", "it must hold `lines:`"),
-        ("lines: [3]", "line 1: 3 is no mapping"),
-        ("lines: [{nodes: /a, why: w, weihgts: 8}]", "weihgts is no setting; did you mean weights?"),
-        ("lines: [{nodes: /a, why: w, weights: 4}]", "weights is 4; it must be one of 8, 16"),
-        ("lines: [{nodes: /a, why: w, float: 1}]", "float is 1; it must be one of true, false"),
-        ("lines: [{nodes: /a, why: w, weights: true}]", "weights is True; it must be one of 8, 16"),
-        ("lines: [{nodes: /a, weights: 8}]", "why is missing"),
-        ("lines: [{why: w, weights: 8}]", "nodes is missing"),
-        ("lines: [{nodes: /a, why: w, weights: 8}, {nodes: /b, why: w}]", "line 2 (/b) sets nothing"),
+        ("overrides: [", "is no YAML"),
+        ("[]", "it must hold `overrides:`"),
+        ("overrides: {}", "it must hold `overrides:`"),
+        ("overrides: [3]", "override 1: 3 is no mapping"),
+        ("overrides: [{nodes: /a, why: w, weihgts: 8}]", "weihgts is no setting; did you mean weights?"),
+        ("overrides: [{nodes: /a, why: w, weights: 4}]", "weights is 4; it must be one of 8, 16"),
+        ("overrides: [{nodes: /a, why: w, float: 1}]", "float is 1; it must be one of true, false"),
+        ("overrides: [{nodes: /a, why: w, weights: true}]", "weights is True; it must be one of 8, 16"),
+        ("overrides: [{nodes: /a, weights: 8}]", "why is missing"),
+        ("overrides: [{why: w, weights: 8}]", "nodes is missing"),
+        ("overrides: [{nodes: /a, why: w, weights: 8}, {nodes: /b, why: w}]", "override 2 (/b) sets nothing"),
     ],
 )
 def test_a_bad_recipe_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(KokoroNpuError) as caught:
-        load_lines(tmp_path / "recipe.yaml")
+        load_overrides(tmp_path / "recipe.yaml")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_recipe_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(KokoroNpuError, match=r"none\.yaml: No such file or directory; see quantize\.recipe"):
-        load_lines(tmp_path / "none.yaml")
+        load_overrides(tmp_path / "none.yaml")
 
 
-def test_lines_survive_their_file(tmp_path: Path) -> None:
-    lines = (Line("/a/*", "because: it # matters", weights=16), Line("/b", "ü", activations=8, float=False))
-    save_lines(tmp_path / "recipe.yaml", lines, "Written by a test.\nTwice.")
-    assert load_lines(tmp_path / "recipe.yaml") == lines
+def test_overrides_survive_their_file(tmp_path: Path) -> None:
+    overrides = (Override("/a/*", "because: it # matters", weights=16), Override("/b", "ü", activations=8, float=False))
+    save_overrides(tmp_path / "recipe.yaml", overrides, "Written by a test.\nTwice.")
+    assert load_overrides(tmp_path / "recipe.yaml") == overrides
     text = (tmp_path / "recipe.yaml").read_text(encoding="utf-8")
     assert text.startswith("# Written by a test.\n# Twice.\n")
-    assert list(yaml.safe_load(text)["lines"][0]) == ["nodes", "weights", "why"]
+    assert list(yaml.safe_load(text)["overrides"][0]) == ["nodes", "weights", "why"]
