@@ -12,10 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from kokoro_npu.cli.main import cli
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.graphs.counting import NAME, OP, OP_DTYPE, count, difference, file_size
+from kokoro_npu.graphs.counting import NAME, OP, OP_DTYPE, count, difference, file_sizes
 from kokoro_npu.graphs.reading import external_files, read_graph, read_model
-from kokoro_npu.sensitivity.estimate import AS_STORED, FP16, INT8, Thresholds, estimate_size
-from kokoro_npu.sensitivity.table import read_trials
+from kokoro_npu.quantize.storage import FP16, INT8
+from kokoro_npu.sensitivity.estimate import AS_STORED, SizeThresholds, estimate_size
+from kokoro_npu.sensitivity.table import read_sensitivities
 
 F32, U8 = np.float32, np.uint8
 MIXED = np.ones((4, 8), F32)
@@ -68,11 +69,12 @@ def test_a_shared_weight_counts_once_wherever_it_lies(tmp_path: Path, split: boo
 def test_the_weights_file_is_not_needed_to_count_but_to_load(tmp_path: Path) -> None:
     path = _save(tmp_path / "m.onnx", split=True)
     assert external_files(read_graph(path)) == ["weights.bin"]
-    assert file_size(path).weights == {"weights.bin": (tmp_path / "weights.bin").stat().st_size}
+    sizes = {"m.onnx": path.stat().st_size, "weights.bin": (tmp_path / "weights.bin").stat().st_size}
+    assert file_sizes(path) == sizes
     before = _counted(path, OP)
     (tmp_path / "weights.bin").unlink()
     assert _counted(path, OP) == before
-    assert file_size(path).weights == {"weights.bin": None}
+    assert file_sizes(path) == sizes | {"weights.bin": None}
     with pytest.raises(KokoroNpuError, match=r"m\.onnx: its weights cannot be read"):
         read_model(path)
 
@@ -95,7 +97,7 @@ def test_by_name_and_prefix(tmp_path: Path) -> None:
         "/head": 2,
     }
     assert _counted(path, OP, prefix="/head") == {"Constant": (1, 0, 0), "MatMul": (1, 32, 128)}
-    with pytest.raises(KokoroNpuError, match=r"no node's name begins with '/hed'; /head is near"):
+    with pytest.raises(KokoroNpuError, match=r"no node's name begins with '/hed'; did you mean /head\?"):
         count(path, OP, prefix="/hed")
 
 
@@ -165,7 +167,7 @@ def test_difference(tmp_path: Path) -> None:
 # --- estimate-size ---
 
 
-def _trials(path: Path, distances: dict[str, tuple[float, float]]) -> Path:
+def _table(path: Path, distances: dict[str, tuple[float, float]]) -> Path:
     with open(path, "w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["name", "op_type", "mel_distance", "snr_db", "params", "size"])
@@ -173,45 +175,46 @@ def _trials(path: Path, distances: dict[str, tuple[float, float]]) -> Path:
     return path
 
 
-TRIALS = {"/body/one/Conv": (0.1, 40.0), "/body/two/Conv": (0.5, 35.0), "/head/MatMul": (0.05, 5.0)}
+TABLE = {"/body/one/Conv": (0.1, 40.0), "/body/two/Conv": (0.5, 35.0), "/head/MatMul": (0.05, 5.0)}
 
 
 @pytest.mark.parametrize(
     ("thresholds", "saved", "nodes"),
     [
-        # Both convolutions must be int8 for their one weight to be: 192 values and 8 scales of 4 bytes.
-        (Thresholds(1.0), 768 - 192 - 32 + 128 - 32 - 32, {INT8: 3}),
+        # Both convolutions must be int8 for their one weight to be: 192 values and 8 scales of 4 bytes. The product
+        # has its matrix on the left: 4 rows, a scale each.
+        (SizeThresholds(1.0), 768 - 192 - 32 + 128 - 32 - 16, {INT8: 3}),
         # The second convolution stays, and with it the weight that both use.
-        (Thresholds(0.2), 128 - 32 - 32, {INT8: 2, AS_STORED: 1}),
+        (SizeThresholds(0.2), 128 - 32 - 16, {INT8: 2, AS_STORED: 1}),
         # fp16 is the wider of int8 and fp16; the bias is one node's alone, which is int8 and keeps it.
-        (Thresholds(0.2, fp16=1.0), 768 // 2 + 128 - 32 - 32, {INT8: 2, FP16: 1}),
-        (Thresholds(-1.0, fp16=1.0), 768 // 2 + 16 + 64, {FP16: 3}),
-        (Thresholds(1.0, min_snr_db=20.0), 768 - 192 - 32, {INT8: 2, AS_STORED: 1}),
-        (Thresholds(1.0, exclude="head"), 768 - 192 - 32, {INT8: 2, AS_STORED: 1}),
-        (Thresholds(-1.0), 0, {AS_STORED: 3}),
+        (SizeThresholds(0.2, fp16=1.0), 768 // 2 + 128 - 32 - 16, {INT8: 2, FP16: 1}),
+        (SizeThresholds(-1.0, fp16=1.0), 768 // 2 + 16 + 64, {FP16: 3}),
+        (SizeThresholds(1.0, min_snr_db=20.0), 768 - 192 - 32, {INT8: 2, AS_STORED: 1}),
+        (SizeThresholds(1.0, exclude="head"), 768 - 192 - 32, {INT8: 2, AS_STORED: 1}),
+        (SizeThresholds(-1.0), 0, {AS_STORED: 3}),
     ],
 )
 @pytest.mark.parametrize("split", [False, True])
 def test_estimated_bytes(
-    tmp_path: Path, thresholds: Thresholds, saved: int, nodes: dict[str, int], split: bool
+    tmp_path: Path, thresholds: SizeThresholds, saved: int, nodes: dict[str, int], split: bool
 ) -> None:
     path = _save(tmp_path / "m.onnx", split=split)
-    trials = read_trials(_trials(tmp_path / "trials.csv", TRIALS))
-    found = estimate_size([path], trials, thresholds)
+    table = read_sensitivities(_table(tmp_path / "table.csv", TABLE))
+    found = estimate_size([path], table, thresholds)
     assert found.before - found.after == saved
     assert found.before == sum(file.stat().st_size for file in tmp_path.iterdir() if file.suffix != ".csv")
     assert found.nodes == nodes
     # Two buckets that share their weight file hold its weights once.
     if split:
         (tmp_path / "n.onnx").write_bytes(path.read_bytes())
-        twice = estimate_size([path, tmp_path / "n.onnx"], trials, thresholds)
+        twice = estimate_size([path, tmp_path / "n.onnx"], table, thresholds)
         assert twice.before == found.before + path.stat().st_size
 
 
 def test_a_distance_that_is_no_number_narrows_nothing(tmp_path: Path) -> None:
     path = _save(tmp_path / "m.onnx")
-    trials = read_trials(_trials(tmp_path / "trials.csv", {"/head/MatMul": (math.nan, 50.0)}))
-    assert estimate_size([path], trials, Thresholds(10.0, fp16=10.0)).nodes == {AS_STORED: 1}
+    table = read_sensitivities(_table(tmp_path / "table.csv", {"/head/MatMul": (math.nan, 50.0)}))
+    assert estimate_size([path], table, SizeThresholds(10.0, fp16=10.0)).nodes == {AS_STORED: 1}
 
 
 # --- The commands ---
@@ -234,12 +237,12 @@ def test_the_commands_print_what_the_library_counts(tmp_path: Path) -> None:
     before, after = _save(tmp_path / "a.onnx"), _save(tmp_path / "b.onnx", quantized=True)
     assert ["Conv", "2", "40.0%"] in [line.split() for line in _run("count", before).output.splitlines()]
     assert ["DequantizeLinear", "1"] in [line.split() for line in _run("diff", before, after).output.splitlines()]
-    trials = _trials(tmp_path / "trials.csv", TRIALS)
-    output = _run("estimate-size", before, "--trials", trials, "--quant-threshold", 1).output
+    table = _table(tmp_path / "table.csv", TABLE)
+    output = _run("estimate-size", before, "--sensitivity", table, "--quant-threshold", 1).output
     cells = [line.split() for line in output.splitlines()]
     assert ["int8", "3", "0.00", "0.00"] in cells
     size = before.stat().st_size
-    assert f"Size reduction: {(768 - 192 - 32 + 64) / size:.1%}" in output
+    assert f"Size reduction: {(768 - 192 - 32 + 128 - 32 - 16) / size:.1%}" in output
 
 
 @pytest.mark.parametrize(
@@ -251,15 +254,15 @@ def test_the_commands_print_what_the_library_counts(tmp_path: Path) -> None:
         (["count", "."], ".: cannot be read"),
         (["count", "m.onnx", "--by", "name+"], "cannot count by 'name+'; did you mean name?"),
         (["diff", "m.onnx", "text.onnx"], "text.onnx: not an ONNX model"),
-        (["estimate-size", "m.onnx", "--trials", "no.csv", "--quant-threshold", "1"], "no.csv: No such file"),
-        (["estimate-size", "m.onnx", "--trials", "text.csv", "--quant-threshold", "1"], "text.csv, line 2: no name"),
-        (["estimate-size", "m.onnx", "--trials", "bad.csv", "--quant-threshold", "1"], "bad.csv, line 2 (/head/"),
+        (["estimate-size", "m.onnx", "--sensitivity", "no.csv", "--quant-threshold", "1"], "no.csv: No such file"),
+        (["estimate-size", "m.onnx", "--sensitivity", "text.csv", "--quant-threshold", "1"], "text.csv, line 2: no n"),
+        (["estimate-size", "m.onnx", "--sensitivity", "bad.csv", "--quant-threshold", "1"], "bad.csv, line 2 (/head/"),
         (
-            ["estimate-size", "m.onnx", "--trials", "other.csv", "--quant-threshold", "1"],
-            "the trial of /head/MatMull is of no node of m.onnx; /head/MatMul is near",
+            ["estimate-size", "m.onnx", "--sensitivity", "other.csv", "--quant-threshold", "1"],
+            "/head/MatMull of the table is no node of m.onnx; did you mean /head/MatMul",
         ),
         (
-            ["estimate-size", "m.onnx", "--trials", "good.csv", "--quant-threshold", "1", "--exclude", "("],
+            ["estimate-size", "m.onnx", "--sensitivity", "good.csv", "--quant-threshold", "1", "--exclude", "("],
             "'(' is not a regular expression",
         ),
         (["verify", "text.onnx", "--text", "a", "--voice", "x"], "text.onnx: not an ONNX model"),
@@ -275,8 +278,8 @@ def test_bad_files_and_names_get_one_line(
     (tmp_path / "text.onnx").write_text("this is no model")
     (tmp_path / "empty.onnx").write_bytes(b"")
     (tmp_path / "text.csv").write_text("a,b\n1,2\n")
-    _trials(tmp_path / "good.csv", TRIALS)
-    _trials(tmp_path / "other.csv", {"/head/MatMull": (0.0, 1.0)})
+    _table(tmp_path / "good.csv", TABLE)
+    _table(tmp_path / "other.csv", {"/head/MatMull": (0.0, 1.0)})
     (tmp_path / "bad.csv").write_text("name,op_type,mel_distance,snr_db,params,size\n/head/MatMul,MatMul,loud,1,2,3\n")
     result = _run(*arguments)
     assert isinstance(result.exception, KokoroNpuError)

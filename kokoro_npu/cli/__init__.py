@@ -6,7 +6,7 @@
 ``count``          ``kokoro-npu count``: nodes or bytes of a model by operator, type or place.
 ``diff``           ``kokoro-npu diff``: what one model has that another has not.
 ``doctor``         ``kokoro-npu doctor``: what this machine lacks for the pipeline, and what to do about it.
-``estimate_size``  ``kokoro-npu estimate-size``: bytes after quantization, from trials and thresholds.
+``estimate_size``  ``kokoro-npu estimate-size``: bytes after quantization, from a sensitivity analysis and thresholds.
 ``inspect``        ``kokoro-npu inspect FILE.bin``: what an HTP context binary says of itself.
 ``main``           The command ``kokoro-npu``: one module of this package a subcommand.
 ``qnn_cost``       ``kokoro-npu qnn-cost MODEL.onnx``: what a decoder costs on HTP, as its compiler tells.

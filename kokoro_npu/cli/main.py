@@ -20,7 +20,7 @@ COMMANDS: dict[str, str] = {
     "bisect": "The first op at which the HTP emulation leaves ONNX Runtime",
     "count": "Count a model's nodes, or the bytes of its weights, by operator, type or place",
     "diff": "List the operations added and removed between two models",
-    "estimate-size": "Estimate a model's size after quantization, from trials and thresholds",
+    "estimate-size": "Estimate a model's size after quantization, from a sensitivity analysis and thresholds",
     "verify": "Speak a text with a model and with PyTorch: two WAV files and the metrics",
 }
 """Subcommand to its line of help; its module is the name with underscores for hyphens."""

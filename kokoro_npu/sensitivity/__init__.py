@@ -1,8 +1,8 @@
-"""Sensitivity analysis: parts of the decoder quantized alone, and the recipe that follows.
+"""Sensitivity analysis: parts of the models quantized alone, and the recipe that follows.
 
-``analysis``  Trials: one part of a model quantized alone, and what that does to the sound.
-``bench``     What a trial is measured on: windows of utterances through all three models.
-``derive``    From trials and thresholds to a recipe.
-``estimate``  How large a model becomes when each node takes the width that its trial and the thresholds allow..
-``table``     The table of trials: its row, its writer and its reader.
+``analysis``  The parts of a model, one of them quantized at a time, and the table of what that does to the sound.
+``bench``     What a part is measured on: windows of utterances through all three models.
+``derive``    From the table and thresholds to a recipe.
+``estimate``  How large a model becomes when each node takes the width that the table and thresholds allow.
+``table``     The table: its row, its writer and its reader.
 """

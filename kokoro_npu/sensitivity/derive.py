@@ -1,8 +1,8 @@
-"""From trials and thresholds to a recipe.
+"""From the sensitivity table and thresholds to a recipe.
 
 A weight's noise is bought off with bytes: at 16 bits it costs its bytes once more and is no longer heard. What it is
 worth is the damage for each megabyte, so that is what the thresholds are on, by both measures: noises of different
-layers add up nearly as powers, so the SNR that a trial left, plus ten times the logarithm of the weight's megabytes at
+layers add up nearly as powers, so the SNR that a weight alone leaves, plus ten times the logarithm of its megabytes at
 8 bits, and its log-mel distance over their root.
 """
 
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 
 import onnx
 
-from kokoro_npu.quantize.overrides import Line, weighted_nodes
-from kokoro_npu.sensitivity.analysis import activation_cases
-from kokoro_npu.sensitivity.table import Trial
+from kokoro_npu.quantize.overrides import Override, weighted_nodes
+from kokoro_npu.sensitivity.analysis import activation_parts
+from kokoro_npu.sensitivity.table import Sensitivity
 
-COMMENT = """Derived from trials (docs/quantization.md). Patterns are over node names; a later line wins.
-To change a line for good, put yours into recipes/pins.yaml, which the stage derive-recipe appends."""
+COMMENT = """Derived from a sensitivity analysis (docs/quantization.md). Patterns are over node names; a later one wins.
+To change an override for good, put yours into recipes/fixed_overrides.yaml, which the stage derive-recipe appends."""
 
 
 @dataclass(frozen=True)
-class Thresholds:
+class RecipeThresholds:
     """What decides.
 
     Attributes:
-        weights_snr_db: a weight takes 16 bits if its trial's SNR, plus 10 log10 of its megabytes, is below this,
+        weights_snr_db: a weight takes 16 bits if its SNR, plus 10 log10 of its megabytes, is below this,
         weights_mel_distance: or if its log-mel distance, over the root of its megabytes, is above this.
-        activations_snr_db: a module takes 8-bit activations if its trial's SNR is at least this.
-        float_snr_db: a module stays floating if its trial's SNR is below this.
+        activations_snr_db: a module takes 8-bit activations if its SNR is at least this.
+        float_snr_db: a module stays floating if its SNR is below this.
     """
 
     weights_snr_db: float
@@ -37,43 +37,40 @@ class Thresholds:
     float_snr_db: float
 
 
-def derive(model: onnx.ModelProto, trials: Mapping[str, Trial], thresholds: Thresholds) -> list[Line]:
-    """Lines for a decoder; nodes that agree share one.
+def derive(model: onnx.ModelProto, table: Mapping[str, Sensitivity], thresholds: RecipeThresholds) -> list[Override]:
+    """Overrides for a decoder; nodes that agree share one.
 
     Args:
         model: the float decoder.
-        trials: by node name; those of other models are not looked at.
+        table: by node name; rows of other models are not looked at.
         thresholds: what decides.
     """
-    lines: list[Line] = []
     weighted = [node.name for node in weighted_nodes(model)]
-    names = [node.name for node in model.graph.node]
-    wide = {name for name in weighted if name in trials and _hurts(trials[name], thresholds)}
-    for pattern, found in patterns(weighted, wide):
-        lines.append(Line(pattern, _why_wide([trials[name] for name in found]), weights=16))
-    for case in activation_cases(model):
-        if case.node not in trials:
+    wide = {name for name in weighted if name in table and _hurts(table[name], thresholds)}
+    overrides = [
+        Override(pattern, _why_wide([table[name] for name in found]), weights=16)
+        for pattern, found in patterns(weighted, wide)
+    ]
+    for part in activation_parts(model):
+        if part.node not in table:
             continue
-        trial, scope = trials[case.node], case.node.rpartition("/")[0]
-        pattern = f"{scope}/*"
-        assert any(name.startswith(f"{scope}/") for name in names)
-        if trial.snr_db < thresholds.float_snr_db:
-            lines.append(Line(pattern, f"with 8-bit activations alone {trial.snr_db:.1f} dB", float=True))
-        elif trial.snr_db >= thresholds.activations_snr_db:
-            lines.append(Line(pattern, f"with 8-bit activations alone {trial.snr_db:.1f} dB", activations=8))
-    return lines
+        snr = table[part.node].snr_db
+        pattern, why = f"{part.node.rpartition('/')[0]}/*", f"with 8-bit activations alone {snr:.1f} dB"
+        if snr < thresholds.float_snr_db:
+            overrides.append(Override(pattern, why, float=True))
+        elif snr >= thresholds.activations_snr_db:
+            overrides.append(Override(pattern, why, activations=8))
+    return overrides
 
 
-def _hurts(trial: Trial, thresholds: Thresholds) -> bool:
-    return (
-        trial.snr_db_per_mb < thresholds.weights_snr_db or trial.mel_distance_per_mb > thresholds.weights_mel_distance
-    )
+def _hurts(row: Sensitivity, thresholds: RecipeThresholds) -> bool:
+    return row.snr_db_per_mb < thresholds.weights_snr_db or row.mel_distance_per_mb > thresholds.weights_mel_distance
 
 
-def _why_wide(trials: Sequence[Trial]) -> str:
-    snr = -10 * math.log10(sum(10 ** (-trial.snr_db / 10) for trial in trials))
-    mel = math.sqrt(sum(trial.mel_distance**2 for trial in trials))
-    size = sum(trial.params for trial in trials) / 1e6
+def _why_wide(rows: Sequence[Sensitivity]) -> str:
+    snr = -10 * math.log10(sum(10 ** (-row.snr_db / 10) for row in rows))
+    mel = math.sqrt(sum(row.mel_distance**2 for row in rows))
+    size = sum(row.params for row in rows) / 1e6
     return f"{size:.2g} MB that at 8 bits leave {snr:.1f} dB, log-mel {mel:.3f} dB"
 
 

@@ -1,6 +1,5 @@
-"""How large a model becomes when each node takes the width that its trial and the thresholds allow."""
+"""How large a model becomes when each node takes the width that the sensitivity table and thresholds allow."""
 
-import difflib
 import math
 import re
 from collections import Counter
@@ -10,43 +9,46 @@ from pathlib import Path
 
 from onnx import NodeProto, TensorProto
 
-from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.graphs.reading import WEIGHT_INPUTS, all_nodes, constants, external_files, read_graph, tensor_bytes
-from kokoro_npu.sensitivity.table import Trial
+from kokoro_npu.errors import KokoroNpuError, did_you_mean
+from kokoro_npu.graphs.reading import all_nodes, constants, external_files, read_graph, tensor_bytes
+from kokoro_npu.quantize.storage import FP16, INT8
+from kokoro_npu.quantize.weight_grid import channel_axes
+from kokoro_npu.sensitivity.table import Sensitivity
 
-INT8, FP16, AS_STORED = "int8", "fp16", "as stored"
-PRECISIONS = (INT8, FP16, AS_STORED)
+AS_STORED = "as stored"
+WIDTHS = (INT8, FP16, AS_STORED)
+"""From the narrowest to the widest."""
 
 _SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Thresholds:
+class SizeThresholds:
     """Which nodes are narrowed.
 
     Attributes:
-        quant: a node whose log-mel distance is at most this becomes int8; negative: none.
+        int8: a node whose log-mel distance is at most this becomes int8; negative: none.
         fp16: of the others, one whose distance is at most this becomes fp16; negative: none.
         min_snr_db: only a node with at least this SNR becomes int8. The log-mel distance does not hear everything.
         exclude: a regular expression; nodes whose name it finds do not become int8.
     """
 
-    quant: float
+    int8: float
     fp16: float = -1.0
     min_snr_db: float = -math.inf
     exclude: str = ""
 
 
 @dataclass(frozen=True)
-class Estimate:
+class SizeEstimate:
     """Sizes of one or more models, in bytes.
 
     Attributes:
         before: of the files as they are.
         after: of the files, as estimated.
-        nodes: precision to the trial nodes that take it.
-        weights: precision to (bytes before, bytes after) of the weights that take it; those without a trial count as
-            stored.
+        nodes: width to the nodes of the table that take it.
+        weights: width to (bytes before, bytes after) of the weights that take it; those of no node of the table count
+            as stored.
     """
 
     before: int
@@ -55,66 +57,65 @@ class Estimate:
     weights: dict[str, tuple[int, int]]
 
 
-def choose(trial: Trial, thresholds: Thresholds) -> str:
-    """The precision that the thresholds give a node. A distance that is not a number passes no threshold."""
-    excluded = bool(thresholds.exclude) and re.search(thresholds.exclude, trial.name) is not None
-    if 0 <= trial.mel_distance <= thresholds.quant and trial.snr_db >= thresholds.min_snr_db and not excluded:
+def choose(row: Sensitivity, thresholds: SizeThresholds) -> str:
+    """The width that the thresholds give a node. A distance that is not a number passes no threshold."""
+    excluded = bool(thresholds.exclude) and re.search(thresholds.exclude, row.name) is not None
+    if 0 <= row.mel_distance <= thresholds.int8 and row.snr_db >= thresholds.min_snr_db and not excluded:
         return INT8
-    return FP16 if 0 <= trial.mel_distance <= thresholds.fp16 else AS_STORED
+    return FP16 if 0 <= row.mel_distance <= thresholds.fp16 else AS_STORED
 
 
 def estimate_size(
-    models: Sequence[Path | str], trials: Mapping[str, Trial], thresholds: Thresholds, per_channel: bool = True
-) -> Estimate:
-    """Estimate the bytes of models whose trial nodes are narrowed.
+    models: Sequence[Path | str],
+    table: Mapping[str, Sensitivity],
+    thresholds: SizeThresholds,
+    per_channel: bool = True,
+) -> SizeEstimate:
+    """Estimate the bytes of models whose nodes are narrowed.
 
     A weight that several nodes share (ALBERT's layer serves twelve times) takes the widest precision that any of them
-    needs, and is counted once; so is a weight file that several models share. int8 narrows the matrices of
-    `WEIGHT_INPUTS` and adds a float scale a channel, or one a tensor; fp16 halves all float tensors of the node.
+    needs, and is counted once; so is a weight file that several models share. int8 narrows matrices
+    (:func:`channel_axes`) and adds a float scale a channel, or one a tensor; fp16 halves all float tensors of the node.
 
     Raises:
-        KokoroNpuError: a bad model or expression, or trials of other models.
+        KokoroNpuError: a bad model or expression, or the table of other models.
     """
     try:
         re.compile(thresholds.exclude)
     except re.error as error:
         raise KokoroNpuError(f"{thresholds.exclude!r} is not a regular expression: {error}") from None
-    chosen = {name: choose(trial, thresholds) for name, trial in trials.items()}
+    chosen = {name: choose(row, thresholds) for name, row in table.items()}
     paths = [Path(path) for path in models]
     graphs = [read_graph(path) for path in paths]
     names = {name for graph in graphs for name, _ in all_nodes(graph)}
     if strangers := [name for name in chosen if name not in names]:
-        near = difflib.get_close_matches(strangers[0], names, n=1)
-        hint = f"; {near[0]} is near" if near else ""
         raise KokoroNpuError(
-            f"the trial of {strangers[0]} is of no node of {', '.join(path.name for path in paths)}{hint}: give the "
-            "models that were tried"
+            f"{strangers[0]} of the table is no node of {', '.join(path.name for path in paths)}; "
+            f"{did_you_mean(strangers[0], names)} Give all models that were analyzed"
         )
     shared: set[tuple[Path, str, int]] = set()
-    weights: dict[str, tuple[int, int]] = dict.fromkeys(PRECISIONS, (0, 0))
-    before = 0
+    weights: dict[str, tuple[int, int]] = dict.fromkeys(WIDTHS, (0, 0))
     for path, graph in zip(paths, graphs, strict=True):
-        before += path.stat().st_size
         for constant in constants(graph):
             tensor = constant.tensor
             if (place := _place(path, tensor)) in shared:
                 continue
             if place:
                 shared.add(place)
+            width, scales = AS_STORED, 0
+            if tensor.data_type == TensorProto.FLOAT:
+                wanted = [_narrowed(chosen.get(name), node, at, tensor) for name, node, at in constant.consumers]
+                width, scales = max(wanted, key=lambda want: WIDTHS.index(want[0]), default=(AS_STORED, 0))
             size = tensor_bytes(tensor)
-            wanted = [_narrowed(chosen.get(name), node, at, tensor) for name, node, at in constant.consumers]
-            precision = max(wanted, key=PRECISIONS.index, default=AS_STORED)
-            then = _bytes_at(precision, tensor, size, per_channel)
-            old = weights[precision]
-            weights[precision] = (old[0] + size, old[1] + then)
-    for file in {
-        path.parent / name for path, graph in zip(paths, graphs, strict=True) for name in external_files(graph)
-    }:
-        if not file.is_file():
-            raise KokoroNpuError(f"{file}: the weights of {', '.join(p.name for p in paths)} are missing")
-        before += file.stat().st_size
+            then = {INT8: size // 4 + _SCALE_BYTES * (scales if per_channel else 1), FP16: size // 2}.get(width, size)
+            old = weights[width]
+            weights[width] = (old[0] + size, old[1] + then)
+    files = {path.parent / name for path, graph in zip(paths, graphs, strict=True) for name in external_files(graph)}
+    if absent := sorted(str(file) for file in files if not file.is_file()):
+        raise KokoroNpuError(f"{absent[0]}: the weights of {', '.join(path.name for path in paths)} are missing")
+    before = sum(path.stat().st_size for path in [*paths, *files])
     after = before - sum(old - new for old, new in weights.values())
-    return Estimate(before, after, dict(Counter(chosen.values())), weights)
+    return SizeEstimate(before, after, dict(Counter(chosen.values())), weights)
 
 
 def _place(path: Path, tensor: TensorProto) -> tuple[Path, str, int] | None:
@@ -122,17 +123,9 @@ def _place(path: Path, tensor: TensorProto) -> tuple[Path, str, int] | None:
     return (path.parent, entries["location"], int(entries.get("offset", 0))) if "location" in entries else None
 
 
-def _narrowed(precision: str | None, node: NodeProto, index: int, tensor: TensorProto) -> str:
-    if precision is None or tensor.data_type != TensorProto.FLOAT:
-        return AS_STORED
-    if precision == INT8 and (index not in WEIGHT_INPUTS.get(node.op_type, ()) or len(tensor.dims) < 2):
-        return AS_STORED  # biases and the like stay as they are
-    return precision
-
-
-def _bytes_at(precision: str, tensor: TensorProto, size: int, per_channel: bool) -> int:
-    if precision == INT8:
-        # One scale a row of the larger of the outer sizes is an upper bound: layouts differ by operator.
-        scales = max(tensor.dims[0], tensor.dims[-1] if len(tensor.dims) == 2 else 1) if per_channel else 1
-        return math.prod(tensor.dims) + _SCALE_BYTES * scales
-    return size // 2 if precision == FP16 else size
+def _narrowed(width: str | None, node: NodeProto, index: int, tensor: TensorProto) -> tuple[str, int]:
+    """The width that a node leaves one of its float tensors, and the scales that int8 needs."""
+    axes = channel_axes(node, index, len(tensor.dims))
+    if width is None or (width == INT8 and (not axes or len(tensor.dims) < 2)):
+        return AS_STORED, 0  # biases and the like stay as they are
+    return width, math.prod(tensor.dims[axis] for axis in axes)

@@ -1,21 +1,22 @@
-"""The table of trials: its row, its writer and its reader, for whoever makes one and whoever decides by one."""
+"""The table of a sensitivity analysis: its row, its writer and its reader."""
 
 import csv
 import math
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic
 
 
 @dataclass(frozen=True)
-class Trial:
+class Sensitivity:
     """What quantizing one part alone did.
 
     Attributes:
-        name: of the node; unique over all models that are tried.
+        name: of the node; unique over all models that are analyzed.
         op_type: of the node.
         mel_distance: mean absolute log-mel difference from the float models, dB.
         snr_db: against the float models, of all windows together.
@@ -41,48 +42,40 @@ class Trial:
         return self.mel_distance / math.sqrt(self.params / 1e6) if self.params else math.inf
 
 
-COLUMNS = tuple(field.name for field in fields(Trial))
+COLUMNS = get_type_hints(Sensitivity)
+"""Of the file, in order, with their types."""
 
 
-def write_trials(trials: Iterable[Trial], path: Path) -> None:
-    """Write trials as CSV with the columns of :class:`Trial`."""
+def write_sensitivities(table: Iterable[Sensitivity], path: Path) -> None:
+    """Write a table as CSV with the columns of :class:`Sensitivity`."""
     with atomic(path) as tmp, open(tmp, "w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows(astuple(trial) for trial in trials)
+        writer.writerows(astuple(row) for row in table)
 
 
-def read_trials(path: Path | str) -> dict[str, Trial]:
-    """Trials by node name in the order of the file.
+def read_sensitivities(path: Path | str) -> dict[str, Sensitivity]:
+    """Read a table, node name to row, in the order of the file.
 
     Raises:
         KokoroNpuError: the file is missing, lacks a column, or holds a value that is no number.
     """
+    columns = f"expected the columns {', '.join(COLUMNS)}"
     try:
         with open(path, encoding="utf-8", newline="") as stream:
             rows = list(csv.DictReader(stream))
     except OSError as error:
-        raise KokoroNpuError(f"{path}: {error.strerror}; the stage trial-quantization writes it") from None
+        raise KokoroNpuError(f"{path}: {error.strerror}; the stage sensitivity writes it") from None
     except UnicodeDecodeError:
-        raise KokoroNpuError(f"{path}: not a CSV of trials") from None
+        raise KokoroNpuError(f"{path}: no CSV; {columns}") from None
     if not rows:
-        raise KokoroNpuError(f"{path}: no trials in it; expected the columns {', '.join(COLUMNS)}")
-    trials = {}
+        raise KokoroNpuError(f"{path}: nothing in it; {columns}")
+    table = {}
     for line, row in enumerate(rows, start=2):
         if missing := [column for column in COLUMNS if row.get(column) is None]:
-            raise KokoroNpuError(f"{path}, line {line}: no {missing[0]}; expected the columns {', '.join(COLUMNS)}")
+            raise KokoroNpuError(f"{path}, line {line}: no {missing[0]}; {columns}")
         try:
-            trials[row["name"]] = to_trial([row[column] for column in COLUMNS])
+            table[row["name"]] = Sensitivity(**{column: kind(row[column]) for column, kind in COLUMNS.items()})
         except ValueError as error:
             raise KokoroNpuError(f"{path}, line {line} ({row['name']}): {error}") from None
-    return trials
-
-
-def to_trial(cells: list[str]) -> Trial:
-    """A row of the table.
-
-    Raises:
-        ValueError: a cell is no number, or there are not as many as columns.
-    """
-    name, op_type, mel_distance, snr_db, params, size = cells
-    return Trial(name, op_type, float(mel_distance), float(snr_db), int(params), int(size))
+    return table
