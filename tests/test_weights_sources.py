@@ -45,21 +45,16 @@ def _file_options(folder: Path) -> dict[str, Any]:
 # Checkpoint format
 
 
-@pytest.mark.parametrize("form", ["weight_g", "parametrizations"])
-def test_weight_norm_folds_as_torch_folds_it(form: str) -> None:
+def test_weight_norm_folds_as_torch_folds_it() -> None:
     torch.manual_seed(0)
     conv = torch.nn.ConvTranspose1d(4, 6, 5)
-    if form == "weight_g":
-        with pytest.warns(FutureWarning, match="deprecated"):
-            torch.nn.utils.weight_norm(conv)
-    else:
-        torch.nn.utils.parametrizations.weight_norm(conv)
+    with pytest.warns(FutureWarning, match="deprecated"):
+        torch.nn.utils.weight_norm(conv)
     with torch.no_grad():
-        next(p for n, p in conv.named_parameters() if n.endswith(("weight_g", "original0"))).mul_(1.7)
+        conv.weight_g.mul_(1.7)
     folded = checkpoint.fold_weight_norm({f"c.{n}": v for n, v in conv.state_dict().items()})
     assert folded.keys() == {"c.weight", "c.bias"}
-    if form == "weight_g":
-        torch.nn.utils.remove_weight_norm(conv)
+    torch.nn.utils.remove_weight_norm(conv)
     torch.testing.assert_close(folded["c.weight"], conv.weight, rtol=1e-6, atol=1e-7)
 
 
@@ -144,17 +139,9 @@ def test_file_that_is_cut_or_absent(release: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_voices_folder(tmp_path: Path) -> None:
-    with pytest.raises(KokoroNpuError, match=r"is no folder with .pt or .npz voices"):
-        checkpoint.read_voices(tmp_path)
-    np.savez(tmp_path / "pack.npz", x=tiny_voice(1), y=tiny_voice(2))
-    torch.save(torch.from_numpy(tiny_voice(3)), tmp_path / "z.pt")
-    voices, files = checkpoint.read_voices(tmp_path)
-    assert (sorted(voices), [path.name for path in files]) == (["x", "y", "z"], ["pack.npz", "z.pt"])
-    np.testing.assert_array_equal(voices["z"], tiny_voice(3))
-    torch.save(torch.from_numpy(tiny_voice(4)), tmp_path / "x.pt")
-    with pytest.raises(KokoroNpuError, match="voice x is already in another file"):
-        checkpoint.read_voices(tmp_path)
+def test_a_folder_without_voices(release: Path, tmp_path: Path) -> None:
+    with pytest.raises(KokoroNpuError, match=r"is no folder with .pt voice packs"):
+        sources.fetch(_file_options(release) | {"voices": str(tmp_path)}, tmp_path / "out", tmp_path)
 
 
 def test_a_typo_in_an_option_is_named(release: Path, tmp_path: Path) -> None:

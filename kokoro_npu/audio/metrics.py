@@ -31,13 +31,15 @@ def snr_db(reference: Signal, signal: Signal) -> float:
 
 
 def waveform_corr(reference: Signal, signal: Signal) -> float:
-    """Pearson correlation of the samples."""
-    return _pearson(reference, signal)
+    """Pearson correlation of the samples; 0 where one of them is constant."""
+    a, b = (x.astype(np.float64).ravel() - x.mean(dtype=np.float64) for x in (reference, signal))
+    norm = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / norm if norm else 0.0
 
 
 def magspec_corr(reference: Signal, signal: Signal) -> float:
-    """Pearson correlation of the magnitude spectrograms (1024-point Hann, hop 256), as LiteRT exports state it."""
-    return _pearson(magnitude_spectrogram(reference), magnitude_spectrogram(signal))
+    """Pearson correlation of the magnitude spectrograms (1024-point Hann, hop 256)."""
+    return waveform_corr(magnitude_spectrogram(reference), magnitude_spectrogram(signal))
 
 
 def logmel_mae(reference: Signal, signal: Signal) -> float:
@@ -87,9 +89,3 @@ def _mel_filters() -> npt.NDArray[np.float64]:
     low, centre, high = (edges[i : i + MEL_BANDS, None] for i in range(3))
     rising, falling = (frequencies - low) / (centre - low), (high - frequencies) / (high - centre)
     return np.maximum(0, np.minimum(rising, falling))
-
-
-def _pearson(reference: npt.NDArray[np.floating], signal: npt.NDArray[np.floating]) -> float:
-    a, b = (x.astype(np.float64).ravel() - x.mean(dtype=np.float64) for x in (reference, signal))
-    norm = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / norm if norm else 0.0

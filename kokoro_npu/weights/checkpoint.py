@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -19,11 +18,8 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import read_json
 from kokoro_npu.weights.canonical import Tensors
 from kokoro_npu.weights.kmodel import tensor_table
+from kokoro_npu.weights.writing import write
 
-_NORM_FORMS = (
-    (".weight_g", ".weight_v"),
-    (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
-)
 _AFFINE = re.compile(r".*\.norm\.(weight|bias)")
 _UNUSED = re.compile(rf"bert\.pooler\..*|bert\.embeddings\.(position|token_type)_ids|{_AFFINE.pattern}")
 """What no output depends on: ALBERT's pooler, id buffers, identity affines of instance norms."""
@@ -37,6 +33,26 @@ _GEOMETRY = {
     "plbert.max_position_embeddings": geometry.MAX_TOKENS,
 }
 _OTHER_KEYS = ("dim_in", "dropout", "max_dur", "n_layer", "n_mels", "n_token", "text_encoder_kernel_size", "vocab")
+
+
+def write_release(
+    out_dir: Path, model: Path, config: Path, voices: Mapping[str, Path], source: Mapping[str, Any]
+) -> None:
+    """Read upstream's files and write the canonical ones.
+
+    Args:
+        out_dir: gets the canonical files.
+        model: the checkpoint.
+        config: its ``config.json``.
+        voices: name to voice pack.
+        source: where they came from.
+
+    Raises:
+        KokoroNpuError: a file, a tensor or a voice is at fault, named.
+    """
+    upstream = read_config(config)
+    packs = {name: _read_voice(path) for name, path in voices.items()}
+    write(out_dir, read_model(model, upstream), packs, upstream, source)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -86,57 +102,24 @@ def read_model(path: Path, config: Mapping[str, Any]) -> Tensors:
 def fold_weight_norm(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Replace weight norm's magnitude g and direction v by ``weight`` = v * g / |v|, |v| over all but axis 0.
 
-    Both spellings are known: ``weight_g``, ``weight_v`` and ``parametrizations.weight.original0``,
-    ``original1``. Half of a pair is left as it is.
+    Half of a pair is left as it is.
     """
     folded = dict(tensors)
     for name in tensors:
-        for magnitude, direction in _NORM_FORMS:
-            base = name.removesuffix(magnitude)
-            if base != name and base + direction in tensors:
-                g, v = folded.pop(name).float(), folded.pop(base + direction).float()
-                norm = torch.linalg.vector_norm(v, dim=tuple(range(1, v.ndim)), keepdim=True)
-                folded[f"{base}.weight"] = v * (g / norm)
+        base = name.removesuffix("_g")
+        if name.endswith(".weight_g") and f"{base}_v" in tensors:
+            g, v = folded.pop(name).float(), folded.pop(f"{base}_v").float()
+            norm = torch.linalg.vector_norm(v, dim=tuple(range(1, v.ndim)), keepdim=True)
+            folded[base] = v * (g / norm)
     return folded
 
 
-def read_voice(path: Path) -> NDArray[Any]:
-    """A ``.pt`` voice pack as an array, [510, 1, 256] in upstream's files.
-
-    Raises:
-        KokoroNpuError: the file holds no tensor.
-    """
+def _read_voice(path: Path) -> NDArray[Any]:
     pack = _load(path)
     if not isinstance(pack, torch.Tensor):
         raise KokoroNpuError(f"{path}: expected one tensor, found {type(pack).__name__}")
     array: NDArray[Any] = pack.detach().to(torch.float32).numpy()
     return array
-
-
-def read_voices(folder: Path) -> tuple[dict[str, NDArray[Any]], list[Path]]:
-    """Every voice of a folder, and their files: ``<name>.pt`` packs, and ``.npz`` archives whose keys are the names.
-
-    Raises:
-        KokoroNpuError: no voice there, a file that cannot be read, or one name twice.
-    """
-    files = sorted(path for path in folder.glob("*") if path.suffix in (".pt", ".npz"))
-    voices: dict[str, NDArray[Any]] = {}
-    for path in files:
-        found = {path.stem: read_voice(path)} if path.suffix == ".pt" else _read_npz(path)
-        if twice := sorted(found.keys() & voices.keys()):
-            raise KokoroNpuError(f"{path}: voice {twice[0]} is already in another file of {folder}")
-        voices.update(found)
-    if not voices:
-        raise KokoroNpuError(f"weights.voices: {folder} is no folder with .pt or .npz voices")
-    return voices, files
-
-
-def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError) as error:
-        raise KokoroNpuError(f"{path} is not a .npz of plain arrays ({error})") from None
 
 
 def _load(path: Path) -> Any:

@@ -6,9 +6,8 @@ from typing import Any
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import sha256
-from kokoro_npu.weights.checkpoint import read_config, read_model, read_voices
+from kokoro_npu.weights.checkpoint import write_release
 from kokoro_npu.weights.options import OPTIONAL_SHA256, TEXT, check
-from kokoro_npu.weights.writing import write
 
 _OPTIONS = {
     "source": TEXT,
@@ -32,7 +31,7 @@ def fetch(options: Mapping[str, Any], out_dir: Path, _cache_dir: Path) -> None:
         KokoroNpuError: a file is missing, cut or of another hash, or a tensor or voice is at fault (named).
     """
     check(options, _OPTIONS, "weights")
-    model, config, voices = (Path(options[key]).expanduser() for key in ("model", "config", "voices"))
+    model, config, folder = (Path(options[key]).expanduser() for key in ("model", "config", "voices"))
     hashes = {}
     for key, path in (("model", model), ("config", config)):
         if not path.is_file():
@@ -43,9 +42,10 @@ def fetch(options: Mapping[str, Any], out_dir: Path, _cache_dir: Path) -> None:
                 f"weights.{key}: {path} has sha256 {hashes[path.name]}, but weights.{key}_sha256 pins {pin}; "
                 "fix the file or the pin"
             )
-    packs, files = read_voices(voices)
+    voices = {path.stem: path for path in sorted(folder.glob("*.pt"))}
+    if not voices:
+        raise KokoroNpuError(f"weights.voices: {folder} is no folder with .pt voice packs")
     # File names without folders: the same files give the same bytes wherever they lie.
-    hashes |= {path.name: sha256(path) for path in files}
+    hashes |= {path.name: sha256(path) for path in voices.values()}
     source = {"source": "file", "files": hashes, "dither": False, "dither_seed": None}
-    upstream = read_config(config)
-    write(out_dir, read_model(model, upstream), packs, upstream, source)
+    write_release(out_dir, model, config, voices, source)

@@ -12,9 +12,8 @@ from huggingface_hub.file_download import http_get
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import sha256
-from kokoro_npu.weights.checkpoint import read_config, read_model, read_voice
+from kokoro_npu.weights.checkpoint import write_release
 from kokoro_npu.weights.options import ANY, OPTIONAL_SHA256, SHA256, TEXT, Kind, check
-from kokoro_npu.weights.writing import write
 
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _VOICE = re.compile(r"[A-Za-z0-9_-]+")
@@ -57,7 +56,7 @@ def fetch(options: Mapping[str, Any], out_dir: Path, cache_dir: Path) -> None:
     check(options["voices"], dict.fromkeys(options["voices"], OPTIONAL_SHA256), "weights.voices")
     model, config, repository = options["model"]["file"], options["config"]["file"], options["repository"]
     voices = {voice: f"voices/{voice}.pt" for voice in options["voices"]}
-    pins = {options[key]["file"]: options[key]["sha256"] for key in ("model", "config")}
+    pins = {model: options["model"]["sha256"], config: options["config"]["sha256"]}
     pins |= {name: options["voices"][voice] for voice, name in voices.items()}
 
     endpoint = options["endpoint"] or os.environ.get("HF_ENDPOINT") or None
@@ -73,9 +72,8 @@ def fetch(options: Mapping[str, Any], out_dir: Path, cache_dir: Path) -> None:
         "dither": False,
         "dither_seed": None,
     }
-    upstream = read_config(cache / config)
-    packs = {voice: read_voice(cache / name) for voice, name in voices.items()}
-    write(out_dir, read_model(cache / model, upstream), packs, upstream, source)
+    packs = {voice: cache / name for voice, name in voices.items()}
+    write_release(out_dir, cache / model, cache / config, packs, source)
 
 
 def _download(repository: str, revision: str, name: str, endpoint: str | None, cache: Path) -> None:
