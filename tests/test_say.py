@@ -116,7 +116,6 @@ def test_a_player_that_fails_or_is_not_there_is_one_line(
         (["ab."], "say where the speech goes"),
         (["-o", "x.wav"], "there is nothing to say: give a text"),
         (["-o", "x.wav", "--phonemes", "ab", "-i", "-"], "give a text or -i, not both"),
-        (["-o", "x.wav", "-i", "nosuch.txt"], "nosuch.txt cannot be read: No such file"),
         (["-o", "x.wav", "--phonemes", "abz"], "'z' .* is not in Kokoro's phoneme alphabet"),
         (["-o", "x.wav", "--phonemes", "ab", "--voice", "jm_kuno"], "did you mean jm_kumo"),
         (["-o", "x.wav", "--phonemes", "ab", "--speed", "9"], "speed 9 is out of range"),
@@ -143,9 +142,12 @@ def test_a_file_that_cannot_be_written_is_one_line(artifacts: Path, tmp_path: Pa
     assert "file/x.wav cannot be written: " in error(result)
 
 
-def test_text_that_is_no_utf8_is_one_line(artifacts: Path, tmp_path: Path) -> None:
+def test_input_that_is_no_utf8_or_not_there_is_one_line(artifacts: Path, tmp_path: Path) -> None:
     result = say(artifacts, "-i", "-", "-o", str(tmp_path / "x.wav"), stdin=b"caf\xe9")
-    assert error(result) == "- is not UTF-8 text (byte 3)"
+    assert error(result) == "the input is not UTF-8 text (byte 3)"
+    result = say(artifacts, "-i", "nosuch.txt", "-o", str(tmp_path / "x.wav"))
+    assert result.exit_code == 2
+    assert "'nosuch.txt': No such file or directory" in result.output
 
 
 def test_a_typing_mistake_costs_no_import_of_torch() -> None:

@@ -27,8 +27,3 @@ def table(
     for row in rows:
         built.add_row(*row)
     return built
-
-
-def bounded(rows: Sequence[Sequence[str]], most: int, rest: Sequence[str]) -> list[Sequence[str]]:
-    """The first ``most`` rows, and the line ``rest`` in place of the others; 0 keeps all."""
-    return [*rows[:most], rest] if 0 < most < len(rows) else list(rows)

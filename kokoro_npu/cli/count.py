@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from kokoro_npu.cli._tables import bounded, console, table
+from kokoro_npu.cli._tables import console, table
 from kokoro_npu.graphs.counting import GROUPINGS, OP, Row, count, file_sizes
 
 _KIB = 1024
@@ -26,30 +26,28 @@ def command(model: Path, by: str, size: bool, depth: int, prefix: str, max_rows:
     """
     rows = count(model, by, depth, prefix)
     printer = console()
-    printer.print(_sizes(rows, max_rows, str(model)) if size else _nodes(rows, max_rows, str(model)))
+    columns = ("Group", "Size (KiB)", "Percentage", "Parameters") if size else ("Group", "Nodes", "Percentage")
+    printer.print(table(str(model), columns, *_lines(rows, size, max_rows)))
     sizes = file_sizes(model).items()
     parts = [f"{name} is missing" if found is None else f"{name} {found / _MB:.2f} MB" for name, found in sizes]
     printer.print(f"Files: {', '.join(parts)} (1 MB = 1,000,000 bytes)", markup=False)
 
 
-def _nodes(rows: list[Row], most: int, title: str) -> object:
-    rows = sorted((row for row in rows if row.nodes), key=lambda row: (-row.nodes, row.group))
-    total = sum(row.nodes for row in rows)
-    lines = [(row.group, f"{row.nodes:,}", f"{row.nodes / total:.1%}") for row in rows]
-    hidden = sum(row.nodes for row in rows[most:])
-    shown = bounded(lines, most, (f"... and {len(rows) - most} more", f"{hidden:,}", f"{hidden / total:.1%}"))
-    return table(title, ("Group", "Nodes", "Percentage"), shown, ("Total", f"{total:,}", "100%"))
+def _lines(rows: list[Row], size: bool, most: int) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """The table's rows, largest first, and its last line; ``most`` 0 shows all."""
+    value, used = ("bytes", "parameters") if size else ("nodes", "nodes")
+    rows = sorted((row for row in rows if getattr(row, used)), key=lambda row: (-getattr(row, value), row.group))
+    total = sum(getattr(row, value) for row in rows)
 
+    def line(name: str, part: list[Row]) -> tuple[str, ...]:
+        held = sum(getattr(row, value) for row in part)
+        share = f"{held / total if total else 0:.1%}"
+        if size:
+            return name, f"{held / _KIB:,.2f}", share, f"{sum(row.parameters for row in part):,}"
+        return name, f"{held:,}", share
 
-def _sizes(rows: list[Row], most: int, title: str) -> object:
-    rows = sorted((row for row in rows if row.parameters), key=lambda row: (-row.bytes, row.group))
-    total = sum(row.bytes for row in rows)
-
-    def line(name: str, part: list[Row]) -> tuple[str, str, str, str]:
-        stored = sum(row.bytes for row in part)
-        share = stored / total if total else 0.0
-        return name, f"{stored / _KIB:,.2f}", f"{share:.1%}", f"{sum(row.parameters for row in part):,}"
-
-    lines = [line(row.group, [row]) for row in rows]
-    shown = bounded(lines, most, line(f"... and {len(rows) - most} more", rows[most:]))
-    return table(title, ("Group", "Size (KiB)", "Percentage", "Parameters"), shown, line("Total", rows))
+    most = most or len(rows)
+    lines = [line(row.group, [row]) for row in rows[:most]]
+    if rest := rows[most:]:
+        lines.append(line(f"... and {len(rest)} more", rest))
+    return lines, line("Total", rows)

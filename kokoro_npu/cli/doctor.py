@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,12 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from kokoro_npu.build import places
 from kokoro_npu.compile.memory import estimate_bytes
 from kokoro_npu.compile.options import CompileSettings
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.machine import available_bytes
+from kokoro_npu.versions import tool_versions
 from kokoro_npu.weights.canonical import MODEL
 
 OK, NOTE, MISSING = "ok", "note", "MISSING"
@@ -104,18 +106,16 @@ def _memory() -> Iterator[Finding]:
 
 
 def _packages(root: Path) -> Finding:
-    pins = _pins(root / "constraints.txt")
-    absent, other = [], []
-    for name in _required():
-        try:
-            version = importlib.metadata.version(name).partition("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            absent.append(name)
-        else:
-            if (pin := pins.get(_plain(name), version)) != version:
-                other.append(f"{name} {version} (pinned {pin})")
-    if absent:
+    installed = tool_versions(_required())
+    if absent := [name for name, version in installed.items() if not version]:
         return Finding(MISSING, "packages", f"not installed: {', '.join(absent)}", "rm -rf .venv; make setup")
+    path = root / "constraints.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    pins = {canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines)}
+    pinned = {name: pins.get(canonicalize_name(name), version) for name, version in installed.items()}
+    other = [
+        f"{name} {version} (pinned {pinned[name]})" for name, version in installed.items() if pinned[name] != version
+    ]
     todo = "make setup brings the pinned ones; figures may differ with others"
     return _finding(not other, NOTE, "packages", ", ".join(other) or "all installed", todo)
 
@@ -125,16 +125,7 @@ def _required() -> list[str]:
         entries = importlib.metadata.requires("kokoro-npu") or []
     except importlib.metadata.PackageNotFoundError:
         return ["kokoro-npu"]
-    return [re.split(r"[ ;<>=!\[(]", entry)[0] for entry in entries if "extra ==" not in entry]
-
-
-def _pins(path: Path) -> dict[str, str]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return {_plain(name): pin for name, mark, pin in (line.partition("==") for line in lines) if mark}
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return [Requirement(entry).name for entry in entries if "extra ==" not in entry]
 
 
 def _compiler() -> Finding:

@@ -1,9 +1,9 @@
 """``kokoro-npu say``: text, or phonemes, to a WAV file or the loudspeaker."""
 
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 import numpy as np
@@ -25,9 +25,7 @@ DEFAULT_VOICE = "af_heart"
 
 @click.command()
 @click.argument("text", nargs=-1)
-@click.option(
-    "-i", "--input", "source", type=click.Path(allow_dash=True), help="Read the text from a file, or - (stdin)."
-)
+@click.option("-i", "--input", "source", type=click.File("rb"), help="Read the text from a file, or - (stdin).")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="WAV file, 24 kHz, 16 bit.")
 @click.option("--play", is_flag=True, help="Play it while it is made.")
 @click.option("--voice", help=f"Name of a voice. [default: {DEFAULT_VOICE}, or the first that the weights have]")
@@ -44,7 +42,7 @@ DEFAULT_VOICE = "af_heart"
 @click.option("--threads", type=click.IntRange(1), default=THREADS, show_default=True, help="Of ONNX Runtime.")
 def command(
     text: tuple[str, ...],
-    source: str | None,
+    source: BinaryIO | None,
     output: Path | None,
     play: bool,
     voice: str | None,
@@ -111,18 +109,15 @@ def _models(artifacts: str, bundle: str | None, precision: str | None, npu: bool
     return open_bundle(bundle).models(precision or QUANTIZED, npu)
 
 
-def _read(text: tuple[str, ...], source: str | None) -> str:
+def _read(text: tuple[str, ...], source: BinaryIO | None) -> str:
     if source is None:
         return " ".join(text)
     if text:
         raise KokoroNpuError("give a text or -i, not both")
     try:
-        raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-        return raw.decode("utf-8-sig")
-    except OSError as error:
-        raise KokoroNpuError(f"{source} cannot be read: {error.strerror}") from error
+        return source.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise KokoroNpuError(f"{source} is not UTF-8 text (byte {error.start})") from error
+        raise KokoroNpuError(f"the input is not UTF-8 text (byte {error.start})") from error
 
 
 def _one_line(phonemes: str) -> str:

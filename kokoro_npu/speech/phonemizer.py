@@ -5,7 +5,7 @@ not on the package index; misaki would download it from the network when it is m
 end speaks, whose library comes as a wheel.
 """
 
-import importlib.metadata
+import importlib.util
 import logging
 import re
 import unicodedata
@@ -58,7 +58,8 @@ class Phonemizer:
             )
         self._alphabet, self._language = alphabet, language
         english = language.startswith("en-")
-        if english and (_tagger_is_installed() if tagger is None else tagger):
+        # Not asked of spaCy: importing it takes two seconds.
+        if english and (importlib.util.find_spec(_TAGGER) is not None if tagger is None else tagger):
             self._convert = _misaki_english(british=language == "en-gb")
         else:
             convert = _misaki_espeak(language)
@@ -95,15 +96,6 @@ def spoken_forms(text: str) -> str:
     text = _GROUPS.sub("", text)
     text = _MONEY.sub(lambda m: f"{m[2]} {_CURRENCIES[m[1]]}", text)
     return _DECIMALS.sub(lambda m: f"{m[1]} point {' '.join(m[2])}", text)
-
-
-def _tagger_is_installed() -> bool:
-    """As spaCy, and so misaki, asks; importing spaCy for the question would take two seconds."""
-    try:
-        importlib.metadata.distribution(_TAGGER)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _misaki_espeak(language: str) -> Callable[[str], str]:
