@@ -108,7 +108,7 @@ def test_a_clip_is_taken_from_the_bucket_that_the_host_would_choose(tmp_path: Pa
                 audio = np.full(600, frames / 1000, np.float32)
                 write_wav(tmp_path / str(frames) / f"{utterance}.{variant}.wav", audio)
     texts = {"a": "one", "b": "two", "c": "too long for any"}
-    clips = list(listening.clips(tmp_path, [400, 60], texts, seed=0))
+    clips = list(listening.clips(tmp_path, [400, 60], texts, 0, {}))
     kept = {(u, v): float(audio[0]) for u, v, _, audio in clips if v not in listening.CONTROLS}
     assert kept == {
         **{("a", v): pytest.approx(0.06, abs=1e-4) for v in (REFERENCE, FP32, QUANTIZED)},
@@ -116,7 +116,7 @@ def test_a_clip_is_taken_from_the_bucket_that_the_host_would_choose(tmp_path: Pa
     }
     assert {v for _, v, _, _ in clips} == {REFERENCE, FP32, QUANTIZED, *listening.CONTROLS}
     with pytest.raises(KokoroNpuError, match="no whole utterance fits"):
-        list(listening.clips(tmp_path / "none", [60], texts, seed=0))
+        list(listening.clips(tmp_path / "none", [60], texts, 0, {}))
 
 
 def test_the_recogniser_answers_in_its_vocabulary_and_wants_words_it_can_pronounce() -> None:

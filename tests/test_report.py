@@ -100,16 +100,10 @@ def test_a_bucket_without_a_value_hides_no_worse_one_and_makes_no_total(tmp_path
     assert (found["quantized_snr_db_min"], found["utterances_min"], found["nodes_on_npu"]) == (25.0, 0, None)
 
 
-def test_missing_stale_and_broken_reports_are_named(tmp_path: Path) -> None:
+def test_missing_and_broken_reports_are_named(tmp_path: Path) -> None:
     write(tmp_path, 120)
     path = tmp_path / "audit" / "120.json"
     good = path.read_text(encoding="utf-8")
-    write_json(path, report("audit", precision="fp16"))
-    with pytest.raises(KokoroNpuError, match=r"audit/120\.json is of precision fp16, not w8a16"):
-        summary(tmp_path, [120])
-    path.write_text(good.replace('"nodes"', '"knots"'), encoding="utf-8")
-    with pytest.raises(KokoroNpuError, match=r"audit/120\.json holds no nodes"):
-        summary(tmp_path, [120])
     path.write_text(good[:20], encoding="utf-8")
     with pytest.raises(KokoroNpuError, match=r"audit/120\.json is not JSON"):
         summary(tmp_path, [120])

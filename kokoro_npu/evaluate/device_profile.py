@@ -1,7 +1,7 @@
 """One inference job a device: its latency, memory and placement, and the parity of the audio that came back."""
 
 import hashlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import qai_hub
 
 _MEASURED = ("rtf_p50", "latency_ms_p50", "latency_ms_p95", "load_ms", "runs", "peak_rss_bytes")
-_COUNTED = ("weight_bytes", "activation_bytes")
 _UNITS = ("NPU", "GPU", "CPU")
 _LAYER_COLUMNS = ("name", "type", "compute_unit", "execution_time_us", "execution_cycles")
 
@@ -83,33 +82,30 @@ def profile_on_devices(
         KokoroNpuError: no binaries of this backend, or no device gave a result. The failures of single devices stand
             in the table.
     """
-    compiled = _compiled(compiled_dir)
+    path = compiled_dir / TABLE
+    if not path.is_file():
+        raise KokoroNpuError(f"{path} does not exist: run the stage qai-compile with compile.backend=aihub first")
+    compiled = pd.read_csv(path, keep_default_na=False).to_dict("records")
     chosen = sorted(recorded, key=lambda item: -item.frames)[: settings.utterances]
     with connect(settings) as service:
         binaries = {str(row["device"]): compiled_dir / str(row["binary"]) for row in compiled if row["compiled"]}
         results = _run_all(service, binaries, chosen, bucket, out_dir)
-    table: list[dict[str, Any]] = []
-    for row in compiled:
-        result = results.get(str(row["device"]), {"reason": row["reason"]})
-        table.append({"device": row["device"], "backend": BACKEND, "reason": "", "qairt": row["qairt"], **result})
+    table: list[dict[str, Any]] = [
+        {"device": row["device"], "backend": BACKEND, "reason": row["reason"], "qairt": row["qairt"]}
+        | results.get(str(row["device"]), {})
+        for row in compiled
+    ]
     write_table(out_dir / TABLE, pd.DataFrame(table).convert_dtypes())  # a byte count stays one beside a failure
     if all(row["reason"] for row in table):
         raise KokoroNpuError("; ".join(dict.fromkeys(str(row["reason"]) for row in table)))
-    for row in table:
-        told = row["reason"] or (
-            f"{row['latency_ms_p50']} ms, RTF {row['rtf_p50']}, {row['ops_npu']} layers on the NPU, "
-            f"{row['ops_cpu']} on the CPU, {row['quantized_snr_db_min']:.1f} dB at worst"
+    for one in table:
+        told = one["reason"] or (
+            f"{one['latency_ms_p50']} ms, RTF {one['rtf_p50']}, {one['ops_npu']} layers on the NPU, "
+            f"{one['ops_cpu']} on the CPU, {one['quantized_snr_db_min']:.1f} dB at worst"
         )
-        print(f"{bucket.frames} frames on {row['device']}: {told}")
+        print(f"{bucket.frames} frames on {one['device']}: {told}")
     columns = {key: None for row in table for key in row}  # a failed device has fewer
     return _report(columns | table[0], bucket, decoders, chosen[0].frames)
-
-
-def _compiled(compiled_dir: Path) -> list[dict[Hashable, Any]]:
-    path = compiled_dir / TABLE
-    if not path.is_file():
-        raise KokoroNpuError(f"{path} does not exist: run the stage qai-compile with compile.backend=aihub first")
-    return pd.read_csv(path, keep_default_na=False).to_dict("records")
 
 
 def _run_all(
@@ -287,16 +283,11 @@ def _milliseconds(microseconds: Any) -> float | None:
 
 
 def _report(row: dict[str, Any], bucket: Bucket, decoders: dict[str, Path], frames: int) -> dict[str, Any]:
-    report: dict[str, Any] = {
-        "backend": BACKEND,
-        "frames": bucket.frames,
-        "utterance_frames": frames,
-        "threads": None,
-    }
+    report: dict[str, Any] = {"backend": BACKEND, "frames": bucket.frames, "utterance_frames": frames, "threads": None}
     for prefix, decoder in decoders.items():
         cost = count(decoder)
-        report |= {f"{prefix}{key}": row.get(key) if prefix == "quantized_" else None for key in _MEASURED}
-        report |= {f"{prefix}{key}": getattr(cost, key) for key in _COUNTED} | {"gmacs": cost.gmacs}
+        report |= {f"{prefix}{key}": row.get(key) if prefix else None for key in _MEASURED} | {"gmacs": cost.gmacs}
+        report |= {f"{prefix}{key}": getattr(cost, key) for key in ("weight_bytes", "activation_bytes")}
     report |= {f"torch_{key}": None for key in _MEASURED}
-    own = {key: value for key, value in row.items() if key not in (*_MEASURED, "backend", "device")}
-    return report | {"device": row["device"]} | {f"device_{key}": value for key, value in own.items()}
+    own = {f"device_{key}": value for key, value in row.items() if key not in (*_MEASURED, "backend", "device")}
+    return report | {"device": row["device"]} | own

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from kokoro_npu.build.reports import read_report
-from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.versions import TOOLS, tool_versions
 
 # Key of the summary, kind of report, key there, and how the buckets' values become one (worst or total).
@@ -33,7 +32,7 @@ _FIGURES: tuple[tuple[str, str, str, Callable[[list[Any]], Any]], ...] = (
 )
 
 
-def summarize(reports_dir: Path | str, frames: Sequence[int], precision: str, weights_source: str) -> dict[str, Any]:
+def summarize(reports_dir: Path, frames: Sequence[int], precision: str, weights_source: str) -> dict[str, Any]:
     """One flat row over all buckets.
 
     ``buckets`` and ``compiled_buckets`` stand beside the figures, so that leaving a bucket out, or failing to
@@ -42,7 +41,7 @@ def summarize(reports_dir: Path | str, frames: Sequence[int], precision: str, we
     Args:
         reports_dir: holds ``{parity,audit,compile,profile}/<frames>.json``.
         frames: the build's buckets; reports of other buckets are not read.
-        precision: of the build; a report that states another one is stale.
+        precision: of the build.
         weights_source: label of the weights that the figures were measured on.
 
     Returns:
@@ -51,10 +50,8 @@ def summarize(reports_dir: Path | str, frames: Sequence[int], precision: str, we
         else None (no utterance fits a bucket; the machine has no compiler to place nodes with).
 
     Raises:
-        KokoroNpuError: a report is missing, lacks a figure, or is of another precision.
+        KokoroNpuError: a report is missing.
     """
-    kinds = sorted({kind for _, kind, _, _ in _FIGURES})
-    reports = {kind: [_read(Path(reports_dir) / kind / f"{n}.json", precision) for n in frames] for kind in kinds}
     summary: dict[str, Any] = {
         "buckets": len(frames),
         "frames": list(frames),
@@ -63,18 +60,7 @@ def summarize(reports_dir: Path | str, frames: Sequence[int], precision: str, we
         "weights_source": weights_source,
     }
     for name, kind, key, fold in _FIGURES:
-        values = []
-        for path, report in reports[kind]:
-            if key not in report:
-                raise KokoroNpuError(f"{path} holds no {key}; its stage wrote an incomplete report: rerun it")
-            values.append(report[key])
+        values = [read_report(reports_dir / kind / f"{size}.json")[key] for size in frames]
         known = [value for value in values if value is not None]
         summary[name] = fold(known) if known and (fold is not sum or len(known) == len(values)) else None
     return summary
-
-
-def _read(path: Path, precision: str) -> tuple[Path, dict[str, Any]]:
-    report = read_report(path)
-    if report.get("precision", precision) != precision:
-        raise KokoroNpuError(f"{path} is of precision {report['precision']}, not {precision}; run `dvc repro`")
-    return path, report

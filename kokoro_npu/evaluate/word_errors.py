@@ -5,7 +5,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jiwer
@@ -104,11 +103,7 @@ def controls(audio: Signal, seed: int) -> dict[str, Signal]:
 
 
 def clips(
-    parity_dir: Path | str,
-    buckets: Sequence[int],
-    texts: Mapping[str, str],
-    seed: int,
-    further: Mapping[str, Path] = MappingProxyType({}),
+    parity_dir: Path, buckets: Sequence[int], texts: Mapping[str, str], seed: int, further: Mapping[str, Path]
 ) -> Iterator[tuple[str, str, str, Signal]]:
     """What is heard of a build: each utterance once, in the bucket that the host would choose, and its controls.
 
@@ -132,7 +127,7 @@ def clips(
             audio = {
                 variant: read_wav(path)
                 for variant, place in places.items()
-                if (path := Path(place) / str(frames) / f"{utterance}.{variant}.wav").is_file()
+                if (path := place / str(frames) / f"{utterance}.{variant}.wav").is_file()
             }
             if audio:
                 found = True
@@ -143,22 +138,19 @@ def clips(
         raise KokoroNpuError(f"{parity_dir}: no whole utterance fits the buckets {list(buckets)}; build a larger one")
 
 
-def listen(
-    clips: Iterable[tuple[str, str, str, Signal]], recogniser: Recogniser, phases: int, total: int | None = None
-) -> pd.DataFrame:
+def listen(clips: Iterable[tuple[str, str, str, Signal]], recogniser: Recogniser, phases: int) -> pd.DataFrame:
     """Let the recogniser hear every clip, each time with its looks at other places.
 
     Args:
         clips: utterance, variant, its text, audio [N] float32.
         recogniser: what hears.
         phases: how often a clip is heard, with silence of k/phases of 10 ms in front; controls are heard once.
-        total: number of clips, for the progress bar.
 
     Returns:
         One row a clip and phase: ``utterance, variant, phase, words, errors, heard``.
     """
     rows = []
-    for utterance, variant, text, audio in tqdm(clips, desc="listening", unit="clip", total=total):
+    for utterance, variant, text, audio in tqdm(clips, desc="listening", unit="clip"):
         said = words(text)
         for phase in range(1 if variant in CONTROLS else phases):
             silence = np.zeros(round(SAMPLE_RATE * _PHASE_SECONDS * phase / phases), np.float32)

@@ -2,26 +2,16 @@
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.page import figures
-from kokoro_npu.page.figures import Figure, Reports
+from kokoro_npu.page.figures import Reports
 
 
-@dataclass(frozen=True)
-class Worse:
-    """One figure that got worse.
-
-    Attributes:
-        where: the bucket, such as ``400 frames``.
-        label: the figure's name.
-        before: value in the baseline, for people.
-        after: value now, for people.
-    """
+class Worse(NamedTuple):
+    """One figure that got worse: the bucket, such as ``400 frames``, its name, and both values, for people."""
 
     where: str
     label: str
@@ -29,7 +19,7 @@ class Worse:
     after: str
 
 
-def read(root: Path | str, revision: str, reports_dir: str = "reports") -> dict[str, dict[int, dict[str, Any]]] | None:
+def read(root: Path, revision: str, reports_dir: str) -> dict[str, dict[int, dict[str, Any]]] | None:
     """Per-bucket reports as they are in a commit.
 
     Args:
@@ -78,19 +68,19 @@ def worse(before: Reports, after: Reports, precision: str) -> list[Worse]:
         )
         for figure in figures.ALL
         for frames in sorted(_buckets(before) & _buckets(after))
-        for old, new in [(_value(figure, before, frames), _value(figure, after, frames))]
+        for old, new in [[figure.of(reports.get(figure.kind, {}).get(frames, {})) for reports in (before, after)]]
         if figure.worse(old, new)
     ]
 
 
-def other_build(before: Reports, after: Reports, keys: Sequence[str] = ("precision", "weights_source")) -> list[str]:
+def other_build(before: Reports, after: Reports) -> list[str]:
     """In what the two builds differ by intent, such as ``precision w8a16 → fp16``."""
 
     def values(reports: Reports, key: str) -> set[str]:
         return {str(report[key]) for kind in reports.values() for report in kind.values() if key in report}
 
     differ = []
-    for key in keys:
+    for key in ("precision", "weights_source"):
         old, new = values(before, key), values(after, key)
         if old and old != new:
             differ.append(f"{key.replace('_', ' ')} {', '.join(sorted(old))} → {', '.join(sorted(new))}")
@@ -101,12 +91,7 @@ def _buckets(reports: Reports) -> set[int]:
     return set().union(*(set(kind) for kind in reports.values()))
 
 
-def _value(figure: Figure, reports: Reports, frames: int) -> float | None:
-    report: Mapping[str, Any] = reports.get(figure.kind, {}).get(frames, {})
-    return figure.of(report)
-
-
-def _git(root: Path | str, *args: str) -> str | None:
+def _git(root: Path, *args: str) -> str | None:
     try:
         run = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, check=False)
     except FileNotFoundError:

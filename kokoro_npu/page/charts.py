@@ -3,13 +3,11 @@
 import io
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-
-from kokoro_npu.files import atomic
 
 # Colours that nothing else in a chart has, and what the page calls them; the second is for a chart on its own.
 _COLOURS = {
@@ -40,9 +38,7 @@ def bars(
     rows: Sequence[str],
     series: Mapping[str, Sequence[float | None]],
     unit: str,
-    *,
-    gates: Mapping[str, float] | None = None,
-    digits: int = 3,
+    gates: Mapping[str, float] = MappingProxyType({}),
 ) -> str:
     """One group of horizontal bars a row, one bar a series.
 
@@ -52,7 +48,6 @@ def bars(
         series: label to one value a row; None draws no bar and says so.
         unit: label of the value axis.
         gates: series label to a bound, drawn as a line across its bars.
-        digits: significant digits of the number at a bar.
 
     Returns:
         An ``<svg>`` element, text kept as text.
@@ -67,9 +62,9 @@ def bars(
             thickness = 0.9 / (len(series) + 0.8)
             axes.barh(positions, [v or 0 for v in values], thickness, color=SERIES[place % 3], label=label)
             for position, value in zip(positions, values, strict=True):
-                shown = "none" if value is None else f"{value:.{digits}g}"
+                shown = "none" if value is None else f"{value:.3g}"
                 axes.text((value or 0) + largest * 0.012, position, shown, va="center", fontsize=8)
-            if gates and label in gates:
+            if label in gates:
                 low, high = ([position + side * thickness / 2 for position in positions] for side in (-1, 1))
                 axes.vlines([gates[label]] * len(rows), low, high, color=_GATE, lw=2)
         axes.set_yticks(range(len(rows)), rows)
@@ -84,12 +79,6 @@ def bars(
         stream = io.StringIO()
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return _finished(name, stream.getvalue())
-
-
-def write(path: Path | str, svg: str) -> None:
-    """Write a chart as a file of its own."""
-    with atomic(path) as tmp:
-        tmp.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{svg}\n', encoding="utf-8")
 
 
 def _finished(name: str, svg: str) -> str:

@@ -68,7 +68,8 @@ def write_page(
     before = baseline.read(root, revision, str(places.REPORTS))
     plots = draw(reports, precision, gates, verdicts)
     for name, svg in plots.items():
-        charts.write(out_dir / "plots" / f"{name}.svg", svg)
+        with atomic(out_dir / f"plots/{name}.svg") as tmp:
+            tmp.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{svg}\n', encoding="utf-8")
 
     def rows(shown: Iterable[Figure]) -> list[FigureRow]:
         return [_row(figure, reports, precision, gates, verdicts) for figure in shown]

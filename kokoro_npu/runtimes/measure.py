@@ -1,8 +1,6 @@
 """A decoder on a runtime, in a process of its own: its audio, its time beside others', its memory."""
 
 import multiprocessing
-import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +17,7 @@ import psutil
 from tqdm import tqdm
 
 from kokoro_npu.geometry import Array
+from kokoro_npu.machine import peak_rss_bytes
 
 # The processes import this module: nothing that takes memory may be imported here.
 
@@ -136,13 +135,4 @@ def _run(inputs: dict[str, Array]) -> tuple[Array, float]:
 
 
 def _memory() -> int:
-    return max(_peak_rss_bytes() - _rss_before, 0)
-
-
-def _peak_rss_bytes() -> int:
-    """Peak of this process. Linux's ru_maxrss would count the parent's peak before the exec as well."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        lines: dict[str, Any] = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(lines["VmHWM"].split()[0]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return max(peak_rss_bytes() - _rss_before, 0)

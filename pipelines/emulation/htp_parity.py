@@ -1,5 +1,6 @@
 """Stage htp-parity: the whole decoder in the HTP emulation, on a small bucket, against the unpadded PyTorch model."""
 
+
 from omegaconf import DictConfig
 
 from kokoro_npu.build import places
@@ -35,8 +36,8 @@ def main(cfg: DictConfig) -> None:
     audio = decode_all(decoders, utterances, bucket, target, settings, cache, options.processes)
     table = evaluate(utterances, bucket, variants(audio, places.EMULATED_QUANTIZED), OUT)
     write_table(OUT / "table.csv", table)
-    report = {"utterances": len(utterances), "frames": bucket.frames, "soc_model": target.soc_model}
-    report |= {"optimization_level": settings.optimization_level, **worst_figures(table)}
+    made_of = {"utterances": len(utterances), "frames": bucket.frames, "soc_model": target.soc_model}
+    report = {**made_of, "optimization_level": settings.optimization_level, **worst_figures(table)}
     write_report(places.REPORTS / f"htp_parity/{bucket.frames}.json", report, precision, BACKEND)
     check_gates(table, options.gates, f"htp-parity of {bucket.frames} frames")
 
