@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import psutil
