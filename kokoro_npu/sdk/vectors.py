@@ -21,10 +21,9 @@ _HEADER = """\
 """
 
 Values = npt.NDArray[np.float32] | npt.NDArray[np.int64] | list[int] | int
-Case = tuple[str, dict[str, Values]]
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[tuple[str, dict[str, Values]]]:
     """Every case: the step's name, and its arguments and result by name."""
     rng = np.random.default_rng(0)
 
