@@ -36,11 +36,11 @@ def test_a_right_file_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"id": "one"}, "id 'one' occurs more than once"),
-        ({"text": "One."}, "text 'One.' occurs more than once"),
-        ({"part": CALIBRATION}, "no utterance of the part 'evaluation'"),
-        ({"speed": 0}, "two: speed is 0; it must be above 0"),
-        ({"speed": "fast"}, "two: speed is 'fast'"),
+        ({"id": "one"}, "utterance 2: its id 'one' or its text occurs more than once"),
+        ({"text": "One."}, "utterance 2: its id 'two' or its text occurs more than once"),
+        ({"part": CALIBRATION}, "both parts must have utterances, calibration and evaluation"),
+        ({"speed": 0}, "utterance 2: speed is 0; it must be above 0"),
+        ({"speed": "fast"}, "utterance 2: speed is 'fast'"),
         ({"pitch": 2}, "utterance 2: .*unexpected keyword argument 'pitch'"),
     ],
 )
@@ -55,7 +55,7 @@ def test_a_wrong_entry_is_one_line(tmp_path: Path, change: dict[str, Any], messa
 
 def test_an_unknown_part_is_named(tmp_path: Path) -> None:
     entries = [*_entries(), _entries()[1] | {"id": "three", "text": "Three.", "part": "test"}]
-    with pytest.raises(KokoroNpuError, match="three: part is 'test'; use calibration or evaluation"):
+    with pytest.raises(KokoroNpuError, match="utterance 3: part is 'test'; use calibration or evaluation"):
         _load(tmp_path, entries)
 
 

@@ -38,9 +38,8 @@ def load_corpus(path: Path | str) -> list[Utterance]:
     Raises:
         KokoroNpuError: the file is missing, is not of this form, repeats an id or a text, or lacks a part.
     """
-    path = Path(path)
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))["utterances"]
+        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["utterances"]
     except OSError as error:
         raise KokoroNpuError(f"corpus {path}: {error.strerror}; the parameter `corpus` names it") from error
     except (yaml.YAMLError, KeyError, TypeError) as error:
@@ -48,26 +47,16 @@ def load_corpus(path: Path | str) -> list[Utterance]:
     corpus: list[Utterance] = []
     for number, entry in enumerate(entries, start=1):
         try:
-            corpus.append(Utterance(**entry))
-        except TypeError as error:
+            utterance = Utterance(**entry)
+            if utterance.part not in (CALIBRATION, EVALUATION):
+                raise ValueError(f"part is {utterance.part!r}; use {CALIBRATION} or {EVALUATION}")
+            if not isinstance(utterance.speed, int | float) or utterance.speed <= 0:
+                raise ValueError(f"speed is {utterance.speed!r}; it must be above 0")
+            if any(utterance.id == other.id or utterance.text == other.text for other in corpus):
+                raise ValueError(f"its id {utterance.id!r} or its text occurs more than once")
+        except (TypeError, ValueError) as error:
             raise KokoroNpuError(f"corpus {path}, utterance {number}: {error}") from error
-    _check(corpus, path)
+        corpus.append(utterance)
+    if len({utterance.part for utterance in corpus}) < 2:
+        raise KokoroNpuError(f"corpus {path}: both parts must have utterances, {CALIBRATION} and {EVALUATION}")
     return corpus
-
-
-def _check(corpus: list[Utterance], path: Path) -> None:
-    for field in ("id", "text"):
-        values = [getattr(utterance, field) for utterance in corpus]
-        repeated = {value for value in values if values.count(value) > 1}
-        if repeated:
-            raise KokoroNpuError(f"corpus {path}: {field} {sorted(repeated)[0]!r} occurs more than once")
-    for part in (CALIBRATION, EVALUATION):
-        if not any(utterance.part == part for utterance in corpus):
-            raise KokoroNpuError(f"corpus {path}: no utterance of the part {part!r}")
-    for utterance in corpus:
-        if utterance.part not in (CALIBRATION, EVALUATION):
-            raise KokoroNpuError(
-                f"corpus {path}, {utterance.id}: part is {utterance.part!r}; use {CALIBRATION} or {EVALUATION}"
-            )
-        if not isinstance(utterance.speed, int | float) or utterance.speed <= 0:
-            raise KokoroNpuError(f"corpus {path}, {utterance.id}: speed is {utterance.speed!r}; it must be above 0")
