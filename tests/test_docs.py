@@ -292,17 +292,3 @@ def test_requirements_say_where_and_by_what() -> None:
     assert len(rows) > 100
     assert [row for row in rows if len(row) != 3 or not all(row)] == []
     assert [row for row in rows if row[2] == "–" and not re.search(r"Deviation|\.md\)", " ".join(row))] == []
-
-
-def test_the_examples_name_their_files() -> None:
-    """What somebody adds by the page: complete files, none of which is here already."""
-    folders = {path.rpartition("/")[0] for path in _examples()}
-    assert folders == {
-        "conf/bucket", "conf/target", "conf/quantize", "kokoro_npu/runtimes", "pipelines/torchexport",
-    }  # fmt: skip
-    for path, content in _examples().items():
-        assert not (ROOT / path).exists()
-        if path.endswith(".yaml"):
-            assert isinstance(yaml.safe_load(content), dict)
-        else:
-            compile(content, path, "exec")
