@@ -64,22 +64,17 @@ def read_credentials() -> Credentials:
     values = {key: parser.get("api", key, fallback="").strip() for key in ("api_token", "api_url", "web_url")}
     for key in ("api_token", "api_url"):
         if not values[key]:
-            raise KokoroNpuError(f"{path}: {key} in [api] is {'empty' if parser.has_option('api', key) else 'missing'}"
-                                 f"; {_HOW}")  # fmt: skip
+            raise KokoroNpuError(f"{path}: {key} in [api] is missing or empty; {_HOW}")
     token, api_url = values["api_token"], values["api_url"]
     if len(token) < _SHORTEST or not token.isprintable() or not token.isascii() or " " in token or "<" in token:
         raise KokoroNpuError(f"{path}: api_token does not look like a token; {_HOW}")
-    address = _split(api_url)
-    if address is None or address[0] not in ("http", "https"):
+    try:
+        address = urlsplit(api_url)
+        host = address.hostname
+    except ValueError:
+        host = None
+    if not host or address.scheme not in ("http", "https"):
         raise KokoroNpuError(f"{path}: api_url is no http address")
-    if address[0] == "http" and address[1] not in _LOOPBACK:
+    if address.scheme == "http" and host not in _LOOPBACK:
         raise KokoroNpuError(f"{path}: api_url is not https, so the token would travel in the clear")
     return Credentials(path, api_url, values["web_url"] or api_url, token)
-
-
-def _split(url: str) -> tuple[str, str] | None:
-    try:
-        parts = urlsplit(url)
-        return (parts.scheme, parts.hostname) if parts.hostname else None
-    except ValueError:
-        return None

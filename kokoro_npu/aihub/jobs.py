@@ -83,49 +83,42 @@ def run_jobs(service: Service, journal: Journal, requests: Sequence[Request]) ->
 def _job_id(service: Service, journal: Journal, request: Request) -> str:
     """Id of the request's job: the journal's, one that is found by name, or a new one."""
     entry = journal.read(request.entry)
-    if entry.get("key", request.key) != request.key:
-        raise KokoroNpuError(f"{journal.path(request.entry)} belongs to another job; delete it")
-    retry = entry.get("state") == FAILED and service.settings.retry_failed
-    if entry.get("state") == FAILED and not retry:
+    failed, retry = entry.get("state") == FAILED, service.settings.retry_failed
+    if failed and not retry:
         raise KokoroNpuError(_failure(service, request, entry.get("job_id", ""), entry.get("reason", "")))
-    if entry.get("job_id") and not retry:
+    if entry.get("job_id") and not failed:
         return str(entry["job_id"])
-    given_up = set(entry.get("given_up", ())) | ({entry["job_id"]} if retry else set())
-    if not entry and service.settings.retry_failed:  # a fresh clone that is told to try again
-        found_jobs = service.call(f"search for {request.label}", lambda client: _search(client, request))
-        given_up = {job_id for failed, job_id in found_jobs if failed}
     journal.update(
-        request.entry, key=request.key, job_name=request.name, label=request.label, given_up=sorted(given_up),
-        job_id=None, reason=None, finished_at=None, state=None if retry else entry.get("state"),
+        request.entry, key=request.key, job_name=request.name, label=request.label, job_id=None, reason=None,
+        finished_at=None, state=None if failed else entry.get("state"),
     )  # fmt: skip
+    given_up = {job_id for failed, job_id in _search(service, request) if failed} if retry else set()
     since = entry.get("submitting_at", 0.0) if entry.get("state") == SUBMITTING else None
-    found = _find(service, request, given_up, since)
-    if found is None:
-        uploaded = request.upload()
-        found = _submit(service, journal, request, uploaded, given_up)
+    found = _find(service, request, given_up, since) or _submit(service, journal, request, given_up)
     journal.update(request.entry, state=SUBMITTED, job_id=found, url=service.job_url(found))
     return found
 
 
-def _submit(service: Service, journal: Journal, request: Request, uploaded: Any, given_up: set[str]) -> str:
+def _submit(service: Service, journal: Journal, request: Request, given_up: set[str]) -> str:
     """Submit, and after every answer that leaves it open look for the job before submitting again."""
+    uploaded = request.upload()
     what = f"submit {request.label}"
     pauses = service.pauses(what)
     while True:
         now = time.time()
         journal.update(request.entry, state=SUBMITTING, submitting_at=now)
         failure: KokoroNpuError
+        found = None
         try:
             return service.once(what, lambda client: request.submit(client, uploaded))
+        except LimitedError as error:  # nothing was done
+            failure = error
         except (RefusedError, UnansweredError) as error:
             failure = error
-        if isinstance(failure, LimitedError):
-            journal.update(request.entry, state=None)
-        else:
-            found = _find(service, request, given_up, None if isinstance(failure, RefusedError) else now)
-            if found is not None:
-                return found
-            journal.update(request.entry, state=None)
+            found = _find(service, request, given_up, None if isinstance(error, RefusedError) else now)
+        if found is not None:
+            return found
+        journal.update(request.entry, state=None)
         if isinstance(failure, RefusedError):
             raise failure
         pauses(failure)
@@ -137,12 +130,11 @@ def _find(service: Service, request: Request, given_up: set[str], since: float |
     Args:
         service: the service.
         request: the request.
-        given_up: ids of failed jobs that were told to be left behind.
+        given_up: ids of failed jobs that are to be left behind.
         since: when a submission without known end began: the search goes on until it must have shown.
     """
     while True:
-        found = service.call(f"search for {request.label}", lambda client: _search(client, request))
-        usable = [(failed, job_id) for failed, job_id in found if job_id not in given_up]
+        usable = [job for job in _search(service, request) if job[1] not in given_up]
         if usable:
             return min(usable, key=lambda job: job[0])[1]
         if since is None or time.time() - since >= service.settings.settle_seconds:
@@ -150,18 +142,22 @@ def _find(service: Service, request: Request, given_up: set[str], since: float |
         time.sleep(min(service.settings.backoff_seconds, service.settings.settle_seconds))
 
 
-def _search(client: "qai_hub.Client", request: Request) -> list[tuple[bool, str]]:
+def _search(service: Service, request: Request) -> list[tuple[bool, str]]:
     """(failed, id) of the jobs of the request's name among the newest ``_PAGE * _PAGES`` of its kind."""
     import qai_hub
 
     kind = qai_hub.JobType.COMPILE if request.kind == COMPILE else qai_hub.JobType.INFERENCE
-    found: list[tuple[bool, str]] = []
-    for page in range(_PAGES):
-        summaries = client.get_job_summaries(offset=page * _PAGE, limit=_PAGE, type=kind)
-        found += [(s.status.failure, s.job_id) for s in summaries if s.name == request.name]
-        if len(summaries) < _PAGE:
-            break
-    return found
+
+    def search(client: qai_hub.Client) -> list[tuple[bool, str]]:
+        found: list[tuple[bool, str]] = []
+        for page in range(_PAGES):
+            summaries = client.get_job_summaries(offset=page * _PAGE, limit=_PAGE, type=kind)
+            found += [(s.status.failure, s.job_id) for s in summaries if s.name == request.name]
+            if len(summaries) < _PAGE:
+                break
+        return found
+
+    return service.call(f"search for {request.label}", search)
 
 
 def _wait(service: Service, journal: Journal, open_jobs: dict[Request, str]) -> dict[Request, Outcome]:

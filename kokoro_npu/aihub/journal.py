@@ -16,8 +16,6 @@ from kokoro_npu.aihub.redaction import Redactor
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import read_json, write_json
 
-_BROKEN = "is no journal entry; delete it: a job that was submitted is found again by its name"
-
 
 def content_key(*parts: Any) -> str:
     """SHA-256 of JSON-able parts: equal jobs have equal keys on any machine."""
@@ -27,7 +25,7 @@ def content_key(*parts: Any) -> str:
 class Journal:
     """Entries (flat dicts) by name in a directory."""
 
-    def __init__(self, directory: Path | str, redactor: Redactor) -> None:
+    def __init__(self, directory: str, redactor: Redactor) -> None:
         self.directory = Path(directory)
         self._redactor = redactor
 
@@ -49,13 +47,16 @@ class Journal:
         except (ValueError, OSError):
             entry = None
         if not isinstance(entry, dict):
-            raise KokoroNpuError(f"{path} {_BROKEN}")
+            raise KokoroNpuError(
+                f"{path} is no journal entry; delete it: a job that was submitted is found again by its name"
+            )
         return entry
 
     def update(self, name: str, **changes: Any) -> dict[str, Any]:
         """Set keys of an entry, atomically, and return it; a value of None removes its key."""
         entry = {key: value for key, value in (self.read(name) | changes).items() if value is not None}
-        write_json(self.path(name), self._redactor.value(entry))
+        texts = {key: self._redactor.text(value) for key, value in entry.items() if isinstance(value, str)}
+        write_json(self.path(name), entry | texts)
         return entry
 
     def entries(self, prefix: str) -> Iterator[dict[str, Any]]:
@@ -74,11 +75,10 @@ class Journal:
         with open(self.directory / f"{name}.lock", "w", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                taken = True
             except OSError:
-                taken = False
-            if not taken:
-                raise KokoroNpuError(f"{lock.name} is held by another run of the same job; let it finish first")
+                raise KokoroNpuError(
+                    f"{lock.name} is held by another run of the same job; let it finish first"
+                ) from None
             for leftover in self.directory.glob(f".{name}.*.part.json"):  # of a killed run (files.atomic)
                 leftover.unlink()
             yield

@@ -32,16 +32,6 @@ class Redactor:
             text = text.replace(form, _HIDDEN)
         return _HEADER.sub(r"\1…", _SIGNED.sub(r"\1…", _QUERY.sub(r"\1?…", text)))
 
-    def value(self, value: Any) -> Any:
-        """The same for a JSON-able value, at any depth."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {self.value(key): self.value(inner) for key, inner in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.value(inner) for inner in value]
-        return value
-
 
 @contextmanager
 def redacted_logging(redactor: Redactor) -> Iterator[None]:

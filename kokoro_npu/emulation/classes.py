@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from kokoro_npu.emulation.graph import CONSTANT, DEQUANTIZE, QUANTIZE, Graph
@@ -74,48 +73,47 @@ def _describe(graph: Graph, node: NodeProto, frames: int) -> dict[str, Any]:
         "inputs": [_operand(graph, name, frames) for name in node.input if name],
         # Equal operands are other work: Mul(x, x) is a square.
         "same": [list(node.input).index(name) if name else -1 for name in node.input],
-        "outputs": [[_stored(graph, graph.quantized(name)[0]), _shape(graph, name, frames)] for name in node.output],
+        "outputs": [_tensor(graph, graph.quantized(name)[0], frames) for name in node.output],
     }
 
 
-def _operand(graph: Graph, name: str, frames: int) -> list[Any]:
-    """Kind, stored type and shape of an operand, and the value of one of integers (axes, a shape, a slice)."""
+def _label(description: dict[str, Any]) -> str:
+    attributes = "".join(f"{name}={value} " for name, value in description["attributes"].items())
+    return f"{attributes}({', '.join(description['inputs'])}) -> {', '.join(description['outputs'])}"
+
+
+def _operand(graph: Graph, name: str, frames: int) -> str:
+    """Stored type and shape of an operand; the values instead, where it is a constant of integers (axes, a slice)."""
     source = name
     while (writer := graph.writer.get(source)) is not None and writer.op_type in (QUANTIZE, DEQUANTIZE):
         source = writer.input[0]
-    stored = _stored(graph, name)
     constant = graph.constants.get(source)
     if constant is None and writer is not None and writer.op_type == CONSTANT:
         constant = next(a.t for a in writer.attribute if a.name == "value")
     if constant is None:
-        return ["tensor", stored, _shape(graph, name, frames)]
+        return _tensor(graph, name, frames)
     if constant.data_type == TensorProto.INT64:
         numbers = [int(n) for n in numpy_helper.to_array(constant).reshape(-1)]
-        return ["numbers", stored, [_width(n, frames) if abs(n) < _UNBOUNDED else "end" for n in numbers]]
+        return f"{{{','.join(_width(n, frames) if abs(n) < _UNBOUNDED else 'end' for n in numbers)}}}"
     # A constant's shape is not of the bucket: its channels and taps are named as they are.
-    return ["constant", stored, list(constant.dims)]
+    return f"constant {_stored(graph, name, constant.data_type)}[{','.join(map(str, constant.dims))}]"
 
 
-def _stored(graph: Graph, name: str) -> str:
-    """The type in which an operand is stored, with ``/axis`` where it has a scale for each channel."""
-    writer = graph.writer.get(name)
-    if writer is None or writer.op_type != DEQUANTIZE:
-        if writer is not None and writer.op_type == CONSTANT:
-            return _type_name(next(a.t.data_type for a in writer.attribute if a.name == "value"))
-        return _type_name(graph.dtype(name))
-    channels = "/channel" if math.prod(graph.shape(writer.input[1])) > 1 else ""
-    return _type_name(graph.dtype(writer.input[0])) + channels
-
-
-def _type_name(dtype: int) -> str:
-    return TensorProto.DataType.Name(dtype).lower()
-
-
-def _shape(graph: Graph, name: str, frames: int) -> list[str]:
+def _tensor(graph: Graph, name: str, frames: int) -> str:
     dims = graph.shape(name)
     # Only the last axis of a vector, and the last two of an image, run along the time.
     first = max(len(dims) - 2, 1) if len(dims) > 1 else 0
-    return [str(dim) if axis < first else _width(dim, frames) for axis, dim in enumerate(dims)]
+    shape = (str(dim) if axis < first else _width(dim, frames) for axis, dim in enumerate(dims))
+    return f"{_stored(graph, name, graph.dtype(name))}[{','.join(shape)}]"
+
+
+def _stored(graph: Graph, name: str, dtype: int) -> str:
+    """The type in which an operand is stored, with ``/channel`` where it has a scale for each channel."""
+    writer, channels = graph.writer.get(name), ""
+    if writer is not None and writer.op_type == DEQUANTIZE:
+        dtype = graph.dtype(writer.input[0])
+        channels = "/channel" if math.prod(graph.shape(writer.input[1])) > 1 else ""
+    return TensorProto.DataType.Name(dtype).lower() + channels
 
 
 def _width(dim: int, frames: int) -> str:
@@ -128,27 +126,10 @@ def _width(dim: int, frames: int) -> str:
     return str(dim)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> str:
+    """An attribute's value to read: of a tensor its type and shape, of a list its numbers."""
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, TensorProto):
-        array = numpy_helper.to_array(value)
-        return [array.dtype.name, list(array.shape)]
-    if isinstance(value, (int, float, str)):
-        return value
-    return [float(v) if isinstance(v, (float, np.floating)) else int(v) for v in value]
-
-
-def _label(description: dict[str, Any]) -> str:
-    attributes = " ".join(f"{name}={_compact(value)}" for name, value in description["attributes"].items())
-    operands = ", ".join(f"{stored}[{','.join(dims)}]" for _, stored, dims in _texts(description["inputs"]))
-    results = ", ".join(f"{stored}[{','.join(dims)}]" for stored, dims in description["outputs"])
-    return f"{attributes}{' ' if attributes else ''}({operands}) -> {results}"
-
-
-def _texts(operands: list[list[Any]]) -> list[tuple[str, str, list[str]]]:
-    return [(kind, stored, [str(dim) for dim in dims]) for kind, stored, dims in operands]
-
-
-def _compact(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, list) else str(value)
+        return f"{TensorProto.DataType.Name(value.data_type).lower()}[{','.join(map(str, value.dims))}]"
+    return str(value) if isinstance(value, (int, float, str)) else "x".join(map(str, value))
