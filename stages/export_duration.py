@@ -4,7 +4,7 @@ from omegaconf import DictConfig
 
 from kokoro_npu.build import places
 from kokoro_npu.files import write_onnx
-from kokoro_npu.model.export import export_duration, export_prosody
+from kokoro_npu.model.export_cpu import export_duration, export_prosody
 from kokoro_npu.weights.kmodel import load_kmodel
 from stages._config import stage
 

@@ -8,7 +8,8 @@ from safetensors.numpy import save_file
 from kokoro_npu.files import write_json, write_onnx
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.graphs.shared_weights import Pack
-from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.model.export import export_decoder
+from kokoro_npu.model.export_cpu import export_duration, export_prosody
 from kokoro_npu.weights import canonical, writing
 from tests.tiny_model import tiny_config, tiny_voice
 

@@ -32,7 +32,8 @@ from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.model import reference
 from kokoro_npu.model.blocks import TwoPhaseUpsample
-from kokoro_npu.model.export import export_decoder, export_module
+from kokoro_npu.model.export import export_decoder
+from kokoro_npu.model.tracing import export_module
 from kokoro_npu.quantize.apply import quantize_decoder
 from kokoro_npu.quantize.calibrate import calibrate
 from kokoro_npu.quantize.overrides import Override

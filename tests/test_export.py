@@ -22,7 +22,8 @@ from kokoro_npu.host.source_noise import corpus_noise
 from kokoro_npu.host.steps import pad_to_bucket, trim
 from kokoro_npu.model import duration, prosody, reference
 from kokoro_npu.model.duration import DurationModel
-from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.model.export import export_decoder
+from kokoro_npu.model.export_cpu import export_duration, export_prosody
 from kokoro_npu.model.prosody import ProsodyModel
 from kokoro_npu.quantize.encodings import COPIES
 from tests.narrow_model import random_features

@@ -20,7 +20,8 @@ from kokoro_npu.host.frontend import Frontend
 from kokoro_npu.host.source_noise import corpus_noise
 from kokoro_npu.host.steps import pad_to_bucket, trim
 from kokoro_npu.host.tokens import tokenize, voice_row
-from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.model.export import export_decoder
+from kokoro_npu.model.export_cpu import export_duration, export_prosody
 from kokoro_npu.model.reference import synthesize
 from kokoro_npu.variants.conversion import VARIANTS, write_variant
 from kokoro_npu.variants.monolith import Monolith, predict_durations

@@ -20,9 +20,10 @@ from kokoro_npu.evaluate.cpu_profile import (
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import VOICE_DIM, Bucket
 from kokoro_npu.host.frontend import Frontend
-from kokoro_npu.machine import peak_rss_bytes
 from kokoro_npu.host.source_noise import corpus_noise
-from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.machine import peak_rss_bytes
+from kokoro_npu.model.export import export_decoder
+from kokoro_npu.model.export_cpu import export_duration, export_prosody
 from kokoro_npu.weights import writing
 from kokoro_npu.weights.kmodel import unused_tensors
 from tests.tiny_model import tiny_config, tiny_kmodel, tiny_voice

@@ -14,7 +14,8 @@ from kokoro_npu.build.labels import FP32, QUANTIZED
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.model.export import export_decoder
+from kokoro_npu.model.export_cpu import export_duration, export_prosody
 from kokoro_npu.speech.evaluation import against_pytorch, check_gate, summary
 from kokoro_npu.speech.models import Models, models_of_build
 from kokoro_npu.speech.phonemizer import Phonemizer

@@ -17,7 +17,8 @@ from kokoro_npu.files import write_onnx
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.graphs.reading import read_model
 from kokoro_npu.host.frontend import Frontend
-from kokoro_npu.model.export import export_decoder, export_duration, export_prosody
+from kokoro_npu.model.export import export_decoder
+from kokoro_npu.model.export_cpu import export_duration, export_prosody
 from kokoro_npu.variants import whole_model
 from kokoro_npu.variants.comparison import OTHER_DRAW, VariantComparison, compare
 from kokoro_npu.variants.conversion import variant
