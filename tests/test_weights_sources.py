@@ -51,7 +51,7 @@ def test_weight_norm_folds_as_torch_folds_it() -> None:
     with pytest.warns(FutureWarning, match="deprecated"):
         torch.nn.utils.weight_norm(conv)
     with torch.no_grad():
-        conv.weight_g.mul_(1.7)
+        conv.get_parameter("weight_g").mul_(1.7)
     folded = checkpoint.fold_weight_norm({f"c.{n}": v for n, v in conv.state_dict().items()})
     assert folded.keys() == {"c.weight", "c.bias"}
     torch.nn.utils.remove_weight_norm(conv)

@@ -4,11 +4,11 @@ Run it after a text was added or changed: ``python tools/phonemize.py``; it take
 The phonemes are committed, so that no build depends on a front end.
 """
 
-import sys
 from pathlib import Path
 
 import yaml
 
+from kokoro_npu.build import places
 from kokoro_npu.speech.phonemizer import Phonemizer
 from kokoro_npu.weights.canonical import load_config
 
@@ -20,10 +20,10 @@ HEADER = """\
 
 def main() -> None:
     """Rewrite the corpus in place."""
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else "data/corpus.yaml")
+    path = Path("data/corpus.yaml")
     corpus = yaml.safe_load(path.read_text(encoding="utf-8"))
     # Without a tagger, which is not everywhere, so that everybody gets the same phonemes.
-    phonemize = Phonemizer(load_config("artifacts/weights")["vocab"], tagger=False)
+    phonemize = Phonemizer(load_config(places.WEIGHTS)["vocab"], tagger=False)
     for utterance in corpus["utterances"]:
         utterance["phonemes"] = phonemize(utterance["text"])
     body = yaml.safe_dump(corpus, allow_unicode=True, sort_keys=False, width=110)

@@ -1,10 +1,13 @@
 """The static decoder as an ONNX file, every dimension an integer."""
 
+from pathlib import Path
+
 import onnx
 import torch
 from kokoro import KModel
 from tqdm import tqdm
 
+from kokoro_npu.build import places
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.model.decoder import StaticDecoder
 from kokoro_npu.model.tracing import DEFAULT_OPSET, export_module, finish
@@ -23,7 +26,7 @@ def export_decoder(
     """
     module = StaticDecoder(model.decoder, bucket, rows)
     inputs = {name: torch.zeros(shape) for name, shape in bucket.input_shapes.items()}
-    name = f"kokoro_decoder_{bucket.frames}"
+    name = places.decoder(Path(), bucket.frames).stem
     with tqdm(total=2, desc=f"export {name}", unit="step") as progress:
         progress.set_postfix_str("trace")  # runs the decoder once
         exported = export_module(module, inputs, list(bucket.output_shapes), opset)

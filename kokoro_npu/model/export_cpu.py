@@ -1,9 +1,12 @@
 """The duration and prosody models as ONNX files, dynamic in time."""
 
+from pathlib import Path
+
 import onnx
 import torch
 from kokoro import KModel
 
+from kokoro_npu.build import places
 from kokoro_npu.geometry import PROSODY_DIM, SAMPLES_PER_FRAME, STYLE_DIM, VOICE_DIM
 from kokoro_npu.model import duration, prosody
 from kokoro_npu.model.tracing import DEFAULT_OPSET, export_module, finish
@@ -22,7 +25,7 @@ def export_duration(model: KModel, opset: int = DEFAULT_OPSET) -> onnx.ModelProt
     }
     module = duration.DurationModel(model)
     exported = export_module(module, inputs, duration.OUTPUT_NAMES, opset, duration.DYNAMIC_AXES)
-    return finish(exported, "kokoro_duration")
+    return finish(exported, Path(places.DURATION_MODEL).stem)
 
 
 def export_prosody(model: KModel, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
@@ -33,4 +36,4 @@ def export_prosody(model: KModel, opset: int = DEFAULT_OPSET) -> onnx.ModelProto
         "source_noise": torch.zeros(1, 1, SAMPLES_PER_FRAME * _ANY_LENGTH),
     }
     exported = export_module(prosody.ProsodyModel(model), inputs, prosody.OUTPUT_NAMES, opset, prosody.DYNAMIC_AXES)
-    return finish(exported, "kokoro_prosody")
+    return finish(exported, Path(places.PROSODY_MODEL).stem)
