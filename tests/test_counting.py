@@ -245,6 +245,9 @@ def test_the_commands_print_what_the_library_counts(tmp_path: Path) -> None:
     assert f"Size reduction: {(768 - 192 - 32 + 128 - 32 - 16) / size:.1%}" in output
 
 
+ESTIMATE = ["estimate-size", "m.onnx", "--quant-threshold", "1", "--sensitivity"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -254,15 +257,15 @@ def test_the_commands_print_what_the_library_counts(tmp_path: Path) -> None:
         (["count", "."], ".: cannot be read"),
         (["count", "m.onnx", "--by", "name+"], "cannot count by 'name+'; did you mean name?"),
         (["diff", "m.onnx", "text.onnx"], "text.onnx: not an ONNX model"),
-        (["estimate-size", "m.onnx", "--sensitivity", "no.csv", "--quant-threshold", "1"], "no.csv: No such file"),
-        (["estimate-size", "m.onnx", "--sensitivity", "text.csv", "--quant-threshold", "1"], "text.csv, line 2: no n"),
-        (["estimate-size", "m.onnx", "--sensitivity", "bad.csv", "--quant-threshold", "1"], "bad.csv, line 2 (/head/"),
+        ([*ESTIMATE, "no.csv"], "no.csv: No such file"),
+        ([*ESTIMATE, "text.csv"], "text.csv, line 2: 'name'"),
+        ([*ESTIMATE, "bad.csv"], "bad.csv, line 2: could not"),
         (
-            ["estimate-size", "m.onnx", "--sensitivity", "other.csv", "--quant-threshold", "1"],
+            [*ESTIMATE, "other.csv"],
             "/head/MatMull of the table is no node of m.onnx; did you mean /head/MatMul",
         ),
         (
-            ["estimate-size", "m.onnx", "--sensitivity", "good.csv", "--quant-threshold", "1", "--exclude", "("],
+            [*ESTIMATE, "good.csv", "--exclude", "("],
             "'(' is not a regular expression",
         ),
         (["verify", "text.onnx", "--text", "a", "--voice", "x"], "text.onnx: not an ONNX model"),

@@ -19,7 +19,6 @@ _MB = 1e6
 @click.option("--fp16-threshold", default=-1.0, show_default=True, help="Of the rest, fp16 up to this; -1: none.")
 @click.option("--min-snr", default=-math.inf, help="int8 only where the node alone left at least this SNR in dB.")
 @click.option("--exclude", default="", metavar="REGEX", help="Nodes that must not become int8.")
-@click.option("--per-tensor", is_flag=True, help="One scale a weight instead of one a channel.")
 def command(
     models: tuple[Path, ...],
     sensitivity: Path,
@@ -27,11 +26,10 @@ def command(
     fp16_threshold: float,
     min_snr: float,
     exclude: str,
-    per_tensor: bool,
 ) -> None:
     """Estimate the size of the ONNX files MODELS with each analyzed node at the width that the thresholds allow."""
     thresholds = SizeThresholds(quant_threshold, fp16_threshold, min_snr, exclude)
-    found = estimate_size(models, read_sensitivities(sensitivity), thresholds, per_channel=not per_tensor)
+    found = estimate_size(models, read_sensitivities(sensitivity), thresholds)
     rows = [_row(width, found.nodes.get(width, 0), *found.weights[width]) for width in WIDTHS]
     total = _row("Files, graphs included", sum(found.nodes.values()), found.before, found.after)
     printer = console()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
 from kokoro_npu.errors import KokoroNpuError
@@ -26,13 +26,6 @@ _WEIGHT_TYPES = {8: QuantType.QInt8, 16: QuantType.QInt16}
 
 _TensorOverrides = dict[str, list[dict[str, Any]]]
 """Tensor name to what ONNX Runtime's quantizer does otherwise with it."""
-
-
-class _NoSamples(CalibrationDataReader):
-    """The config builder wants a reader, which is never read: the encodings exist."""
-
-    def get_next(self) -> None:
-        return None
 
 
 def quantize_decoder(model: onnx.ModelProto, recipe: Recipe, encodings_path: Path) -> onnx.ModelProto:
@@ -58,14 +51,14 @@ def quantize_decoder(model: onnx.ModelProto, recipe: Recipe, encodings_path: Pat
 
 
 def _to_qdq(model: onnx.ModelProto, recipe: Recipe, encodings_path: Path) -> onnx.ModelProto:
-    split = split_weights(model, recipe.node_precisions(model))
+    split = split_weights(model, recipe.node_precisions(model), load_ranges(encodings_path))
     float_nodes = [name for name, precision in split.precisions.items() if precision.float]
     activation_type, weight_type = _ACTIVATION_TYPES[recipe.activation_bits], _WEIGHT_TYPES[recipe.weight_bits]
     # The exporter has simplified the model: what this entry claims is true, and silences a warning a bucket.
     model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
     config = get_qnn_qdq_config(
         model,
-        _NoSamples(),
+        None,  # no inputs to calibrate on: the encodings exist
         activation_type=activation_type,
         weight_type=weight_type,
         per_channel=recipe.per_channel,
@@ -76,7 +69,7 @@ def _to_qdq(model: onnx.ModelProto, recipe: Recipe, encodings_path: Path) -> onn
     )
     with tempfile.TemporaryDirectory(prefix="kokoro-quantize-") as directory, _quiet_expected_warnings():
         path, ranges_path = Path(directory) / "quantized.onnx", Path(directory) / "encodings.json"
-        save_ranges(with_copies(model, split.ranges(load_ranges(encodings_path))), ranges_path)
+        save_ranges(with_copies(model, split.ranges), ranges_path)
         try:
             quantize_static(
                 model,

@@ -22,35 +22,29 @@ Ranges = dict[str, tuple[float, float]]
 def with_copies(model: onnx.ModelProto, ranges: Ranges) -> Ranges:
     """``ranges`` with those of every copy in ``model``, and of its constant parts, replaced by its sources' union."""
     result = dict(ranges)
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    constants |= {
-        node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t)
-        for node in model.graph.node
-        if node.op_type == "Constant"
-    }
+    values = {tensor.name: tensor for tensor in model.graph.initializer}
+    values |= {node.output[0]: node.attribute[0].t for node in model.graph.node if node.op_type == "Constant"}
+    constants = {name: _extremes(onnx.numpy_helper.to_array(tensor)) for name, tensor in values.items()}
     for node in model.graph.node:
         if node.op_type not in COPIES:
             continue
         sources = copied(node)
-        bounds = [_range(name, result, constants) for name in sources]
-        known = [bound for bound in bounds if bound is not None]
-        if len(known) == len(bounds):
+        bounds = [bound for name in sources if (bound := constants.get(name) or result.get(name))]
+        if len(bounds) == len(sources):
             # Zero is in every encoding anyway, so that a Pad adds nothing.
-            union = (min(low for low, _ in known), max(high for _, high in known))
+            union = (min(low for low, _ in bounds), max(high for _, high in bounds))
             # Numbers in the names of constants say nothing either: zeros that are joined to a mask.
             result.update(dict.fromkeys([*node.output, *(name for name in sources if name in constants)], union))
     return result
 
 
+def _extremes(value: np.ndarray) -> tuple[float, float]:
+    return float(value.min(initial=0)), float(value.max(initial=0))
+
+
 def copied(node: onnx.NodeProto) -> Sequence[str]:
     """Tensors of which ``node``, one of ``COPIES``, holds elements; its other inputs are shapes and indices."""
     return node.input if node.op_type == "Concat" else node.input[:1]
-
-
-def _range(name: str, ranges: Ranges, constants: dict[str, np.ndarray]) -> tuple[float, float] | None:
-    if name in constants:
-        return float(constants[name].min(initial=0)), float(constants[name].max(initial=0))
-    return ranges.get(name)
 
 
 def to_ranges(data: TensorsData) -> Ranges:

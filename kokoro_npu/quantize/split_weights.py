@@ -38,29 +38,25 @@ class SplitWeights:
     Attributes:
         precisions: of every node of the model, the new ones included.
         weights: name of the initializer to its 8-bit integers, of both parts.
-        derived: new activation to the tensor whose range it has, and a factor on it.
+        ranges: of every activation, the new ones included.
     """
 
     precisions: dict[str, NodePrecision]
     weights: dict[str, RoundedWeight]
-    derived: dict[str, tuple[str, float]]
-
-    def ranges(self, measured: Ranges) -> Ranges:
-        """``measured`` with the ranges of the new activations."""
-        known = {name: (measured[like], factor) for name, (like, factor) in self.derived.items() if like in measured}
-        return measured | {name: (factor * low, factor * high) for name, ((low, high), factor) in known.items()}
+    ranges: Ranges
 
 
-def split_weights(model: onnx.ModelProto, precisions: Mapping[str, NodePrecision]) -> SplitWeights:
+def split_weights(model: onnx.ModelProto, precisions: Mapping[str, NodePrecision], ranges: Ranges) -> SplitWeights:
     """Replace the convolutions whose 16-bit weights HTP computes wrongly by sums of two.
 
     Args:
         model: float, weights inside; it is changed. A node keeps its name for the upper part; the names of the other
             and of the sum begin with it.
         precisions: of every node.
+        ranges: of the activations that were measured.
     """
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    split = SplitWeights(dict(precisions), {}, {})
+    split = SplitWeights(dict(precisions), {}, dict(ranges))
     names = _to_split(model, precisions)
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -88,7 +84,9 @@ def split_weights(model: onnx.ModelProto, precisions: Mapping[str, NodePrecision
         at_8 = replace(precisions[node.name], weights=8)
         split.precisions.update(dict.fromkeys((node.name, node.name + _LOW, node.name + _SUM), at_8))
         # The upper part may exceed the whole by as much as the remainders take back.
-        split.derived.update({output + _HIGH: (output, 1 + _LOW_SHARE), output + _LOW: (output, _LOW_SHARE)})
+        for name, share in ((output + _HIGH, 1 + _LOW_SHARE), (output + _LOW, _LOW_SHARE)):
+            if output in ranges:
+                split.ranges[name] = (share * ranges[output][0], share * ranges[output][1])
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del model.graph.node[:]
     model.graph.node.extend(copies)

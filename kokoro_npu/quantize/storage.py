@@ -64,7 +64,7 @@ def narrow(model: ModelProto, store: str, rest: str) -> None:
             stored.append(tensor)
         elif width == FP16:
             name = f"{tensor.name}_fp16"
-            stored.append(numpy_helper.from_array(to_half(numpy_helper.to_array(tensor)), name))
+            stored.append(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), name))
             unpack.append(_node("Cast", [name], tensor.name, to=TensorProto.FLOAT))
         else:
             tensors, nodes = _int8(tensor, channels[tensor.name], half=rest == FP16)
@@ -126,14 +126,3 @@ def round_int8(
 def _levels(value: Array, scale: Array) -> Array:
     levels: Array = np.clip(np.rint(value / scale), -_TOP, _TOP)
     return levels
-
-
-def to_half(value: Array) -> npt.NDArray[np.float16]:
-    """Half precision; a value beyond its range would become infinite and is refused.
-
-    Raises:
-        ValueError: such a value.
-    """
-    if np.abs(value).max(initial=0) > np.finfo(np.float16).max:
-        raise ValueError("a weight exceeds the range of half precision")
-    return value.astype(np.float16)

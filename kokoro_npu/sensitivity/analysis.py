@@ -5,7 +5,7 @@ their integer grid, or a pair of Q/DQ ops behind each activation of a module. Wh
 in the whole quantized model.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import read_json, write_json
-from kokoro_npu.geometry import Array
 from kokoro_npu.graphs.reading import WEIGHT_INPUTS
 from kokoro_npu.graphs.sessions import cpu_session
 from kokoro_npu.quantize.encodings import Ranges
@@ -90,14 +89,14 @@ class PartQuantizer:
     """A model that is run with one part quantized, whichever is asked for.
 
     Args:
-        model: float, weights inside; it is changed.
+        model: float, weights inside.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self._model = model
+        self._model = _copied(model)
         self._weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         self._shared: dict[str, ort.OrtValue] = {}
-        for tensor in model.graph.initializer:
+        for tensor in self._model.graph.initializer:
             value = self._weights[tensor.name]
             if tensor.data_type == TensorProto.FLOAT and value.nbytes >= _SHARED_BYTES:
                 self._shared[tensor.name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
@@ -105,26 +104,11 @@ class PartQuantizer:
                 for field in ("raw_data", "float_data"):
                     tensor.ClearField(field)
 
-    def ranges(self, names: Iterable[str], samples: Sequence[Mapping[str, Array]]) -> Ranges:
-        """Smallest and largest value of some tensors of the float model over ``samples``, zero included."""
-        model = self._copy()
-        names = list(dict.fromkeys(names))
-        outputs = []
-        for number, name in enumerate(names):
-            for kind in ("Min", "Max"):
-                outputs.append(f"range{number}.{kind}")
-                model.graph.node.append(helper.make_node(f"Reduce{kind}", [name], [outputs[-1]], keepdims=0))
-                model.graph.output.append(helper.make_tensor_value_info(outputs[-1], TensorProto.FLOAT, []))
-        session = self._session(model)
-        rows = np.array([session.run(outputs, dict(sample)) for sample in samples])
-        lows, highs = np.minimum(rows.min(axis=0), 0)[::2], np.maximum(rows.max(axis=0), 0)[1::2]
-        return {name: (float(low), float(high)) for name, low, high in zip(names, lows, highs, strict=True)}
-
     def float_session(self) -> ort.InferenceSession:
         """The model with nothing quantized."""
         return self._session(self._model)
 
-    def session(self, part: Part, weight_bits: int, ranges: Mapping[str, tuple[float, float]]) -> ort.InferenceSession:
+    def session(self, part: Part, weight_bits: int, ranges: Ranges) -> ort.InferenceSession:
         """The model with one part quantized.
 
         Args:
@@ -132,7 +116,7 @@ class PartQuantizer:
             weight_bits: of integers rounded to nearest, with a scale a channel.
             ranges: of the part's activations.
         """
-        model = self._copy()
+        model = _copied(self._model)
         # Copies of its own, of weights that other nodes may share.
         node = next(node for node in model.graph.node if node.name == part.node)
         for index, name in enumerate(node.input):
@@ -142,11 +126,6 @@ class PartQuantizer:
                 model.graph.initializer.append(numpy_helper.from_array(value, node.input[index]))
         _insert_qdq(model, {name: ranges[name] for name in part.activations})
         return self._session(model)
-
-    def _copy(self) -> onnx.ModelProto:
-        model = onnx.ModelProto()
-        model.CopyFrom(self._model)
-        return model
 
     def _session(self, model: onnx.ModelProto) -> ort.InferenceSession:
         options = ort.SessionOptions()
@@ -158,7 +137,13 @@ class PartQuantizer:
         return cpu_session(model.SerializeToString(), options=options)
 
 
-def _insert_qdq(model: onnx.ModelProto, ranges: Mapping[str, tuple[float, float]]) -> None:
+def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def _insert_qdq(model: onnx.ModelProto, ranges: Ranges) -> None:
     """Put Q/DQ of 8 bits behind the tensors of ``ranges``, which all of their readers then see."""
     top = np.iinfo(np.uint8).max
     nodes = []
@@ -169,7 +154,7 @@ def _insert_qdq(model: onnx.ModelProto, ranges: Mapping[str, tuple[float, float]
         nodes.append(node)
         for name in node.output:
             if name in ranges:
-                low, high = ranges[name]
+                low, high = min(ranges[name][0], 0.0), max(ranges[name][1], 0.0)
                 scale = np.float32(max(high - low, 1e-12) / top)
                 zero = np.array(np.clip(round(-low / scale), 0, top), np.uint8)
                 constants = [f"{name}:scale", f"{name}:zero"]

@@ -19,6 +19,7 @@ from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.host.frontend import duration_feeds, prosody_feeds
 from kokoro_npu.host.source_noise import corpus_noise
 from kokoro_npu.host.steps import align, crop, pad_to_bucket, trim
+from kokoro_npu.quantize.calibrate import measure
 from kokoro_npu.sensitivity.analysis import Part, PartQuantizer, activation_parts, weight_parts
 
 Measure = Callable[[], tuple[float, float]]
@@ -64,16 +65,15 @@ class Bench:
         self._weight_bits = weight_bits
         models = {"duration": duration, "prosody": prosody, "decoder": decoder}
         self._parts = [(name, part) for name, model in models.items() for part in weight_parts(model)]
-        modules = activation_parts(decoder)
-        self._parts += [("decoder", part) for part in modules]
+        self._parts += [("decoder", part) for part in activation_parts(decoder)]
         self._quantizers = {name: PartQuantizer(model) for name, model in models.items()}
         self._float = {name: quantizer.float_session() for name, quantizer in self._quantizers.items()}
         # The float models' own outputs, so that what is heard differs by the quantized part alone.
         self._text = [self._run_duration(self._float["duration"], item) for item in recorded]
-        self._prosody = [self._run_prosody(self._float["prosody"], n, self._text[n]) for n in range(len(recorded))]
+        self._prosody = [self._run_prosody(self._float["prosody"], n, text, n) for n, text in enumerate(self._text)]
         windows = [self._window(n) for n in range(len(recorded))]
         self._truth = [self._run_decoder(self._float["decoder"], window) for window in windows]
-        self._ranges = self._quantizers["decoder"].ranges((n for part in modules for n in part.activations), windows)
+        self._ranges = measure(decoder, windows)
 
     def parts(self) -> Iterator[tuple[Part, Measure]]:
         """Every part, with what measures it: log-mel distance and SNR against the float models."""
@@ -116,11 +116,10 @@ class Bench:
             text = self._run_duration(duration, item)
         f0, energy, noise = self._prosody[number]
         if duration is not None or prosody is not None or redrawn:
-            seed = number + redrawn * len(self._recorded)
-            exact_f0, exact_noise = f0, noise
-            f0, energy, noise = self._run_prosody(prosody or self._float["prosody"], number, text, seed)
-            if not np.array_equal(f0, exact_f0):
-                noise = exact_noise
+            seed, exact = number + redrawn * len(self._recorded), f0
+            f0, energy, source = self._run_prosody(prosody or self._float["prosody"], number, text, seed)
+            # Of another pitch, a source drifts.
+            noise = source if np.array_equal(f0, exact) else noise
         _, encoded, ref_style, *_ = text
         whole = {
             "aligned_features": align(encoded, self._text[number][0]),
@@ -137,13 +136,11 @@ class Bench:
         outputs: list[Any] = session.run(None, duration_feeds(item.tokens, item.voice, item.speed))
         return outputs
 
-    def _run_prosody(
-        self, session: ort.InferenceSession, number: int, text: list[Any], seed: int | None = None
-    ) -> list[Array]:
+    def _run_prosody(self, session: ort.InferenceSession, number: int, text: list[Any], seed: int) -> list[Array]:
         """F0, energy and source of an utterance in the float model's time."""
-        _, _, _, features, style = text
-        noise = corpus_noise(number if seed is None else seed)
-        outputs: list[Array] = session.run(None, prosody_feeds(features, style, self._text[number][0], noise))
+        features, style = text[3:]
+        feeds = prosody_feeds(features, style, self._text[number][0], corpus_noise(seed))
+        outputs: list[Array] = session.run(None, feeds)
         return outputs
 
     def _run_decoder(self, session: ort.InferenceSession, window: dict[str, Array]) -> Array:

@@ -66,16 +66,13 @@ def choose(row: Sensitivity, thresholds: SizeThresholds) -> str:
 
 
 def estimate_size(
-    models: Sequence[Path | str],
-    table: Mapping[str, Sensitivity],
-    thresholds: SizeThresholds,
-    per_channel: bool = True,
+    models: Sequence[Path | str], table: Mapping[str, Sensitivity], thresholds: SizeThresholds
 ) -> SizeEstimate:
     """Estimate the bytes of models whose nodes are narrowed.
 
     A weight that several nodes share (ALBERT's layer serves twelve times) takes the widest precision that any of them
     needs, and is counted once; so is a weight file that several models share. int8 narrows matrices
-    (:func:`channel_axes`) and adds a float scale a channel, or one a tensor; fp16 halves all float tensors of the node.
+    (:func:`channel_axes`) and adds a float scale a channel; fp16 halves all float tensors of the node.
 
     Raises:
         KokoroNpuError: a bad model or expression, or the table of other models.
@@ -107,7 +104,7 @@ def estimate_size(
                 wanted = [_narrowed(chosen.get(name), node, at, tensor) for name, node, at in constant.consumers]
                 width, scales = max(wanted, key=lambda want: WIDTHS.index(want[0]), default=(AS_STORED, 0))
             size = tensor_bytes(tensor)
-            then = {INT8: size // 4 + _SCALE_BYTES * (scales if per_channel else 1), FP16: size // 2}.get(width, size)
+            then = {INT8: size // 4 + _SCALE_BYTES * scales, FP16: size // 2}.get(width, size)
             old = weights[width]
             weights[width] = (old[0] + size, old[1] + then)
     files = {path.parent / name for path, graph in zip(paths, graphs, strict=True) for name in external_files(graph)}

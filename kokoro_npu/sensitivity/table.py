@@ -58,24 +58,18 @@ def read_sensitivities(path: Path | str) -> dict[str, Sensitivity]:
     """Read a table, node name to row, in the order of the file.
 
     Raises:
-        KokoroNpuError: the file is missing, lacks a column, or holds a value that is no number.
+        KokoroNpuError: the file is missing, or a row lacks a column or holds a value that is no number.
     """
-    columns = f"expected the columns {', '.join(COLUMNS)}"
     try:
-        with open(path, encoding="utf-8", newline="") as stream:
+        with open(path, encoding="utf-8", errors="replace", newline="") as stream:
             rows = list(csv.DictReader(stream))
     except OSError as error:
         raise KokoroNpuError(f"{path}: {error.strerror}; the stage sensitivity writes it") from None
-    except UnicodeDecodeError:
-        raise KokoroNpuError(f"{path}: no CSV; {columns}") from None
-    if not rows:
-        raise KokoroNpuError(f"{path}: nothing in it; {columns}")
     table = {}
     for line, row in enumerate(rows, start=2):
-        if missing := [column for column in COLUMNS if row.get(column) is None]:
-            raise KokoroNpuError(f"{path}, line {line}: no {missing[0]}; {columns}")
         try:
-            table[row["name"]] = Sensitivity(**{column: kind(row[column]) for column, kind in COLUMNS.items()})
-        except ValueError as error:
-            raise KokoroNpuError(f"{path}, line {line} ({row['name']}): {error}") from None
+            found = Sensitivity(**{column: kind(row[column]) for column, kind in COLUMNS.items()})
+        except (KeyError, TypeError, ValueError) as error:
+            raise KokoroNpuError(f"{path}, line {line}: {error}; expected the columns {', '.join(COLUMNS)}") from None
+        table[found.name] = found
     return table
