@@ -4,8 +4,7 @@ import onnx
 from omegaconf import DictConfig
 
 from kokoro_npu.build import places
-from kokoro_npu.corpus.reference_set import load_reference_set
-from kokoro_npu.corpus.utterances import CALIBRATION
+from kokoro_npu.corpus.reference_set import CALIBRATION, load_reference_set
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.graphs.shared_weights import Pack
 from kokoro_npu.model.export import export_decoder

@@ -7,8 +7,7 @@ from omegaconf import DictConfig
 
 from kokoro_npu.build import places
 from kokoro_npu.build.reports import metrics_row, write_report
-from kokoro_npu.corpus.reference_set import ReferenceUtterance, load_reference_set, longest_fitting
-from kokoro_npu.corpus.utterances import EVALUATION
+from kokoro_npu.corpus.reference_set import EVALUATION, ReferenceUtterance, load_reference_set, longest_fitting
 from kokoro_npu.evaluate.cpu_profile import BACKEND, Phrase, Timing, profile_bucket
 from kokoro_npu.files import atomic
 from kokoro_npu.geometry import Bucket

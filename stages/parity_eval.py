@@ -4,8 +4,7 @@ from omegaconf import DictConfig
 
 from kokoro_npu.build import places
 from kokoro_npu.build.reports import write_report, write_table
-from kokoro_npu.corpus.reference_set import load_reference_set
-from kokoro_npu.corpus.utterances import EVALUATION
+from kokoro_npu.corpus.reference_set import EVALUATION, load_reference_set
 from kokoro_npu.evaluate.gates import check_gates
 from kokoro_npu.evaluate.parity import evaluate, fitting, summarize, variants
 from kokoro_npu.geometry import Bucket

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION, load_corpus
+from kokoro_npu.corpus.reference_set import CALIBRATION, EVALUATION
+from kokoro_npu.corpus.utterances import load_corpus
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import MAX_TOKENS
 from kokoro_npu.host.tokens import tokenize

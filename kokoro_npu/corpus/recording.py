@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from kokoro_npu.audio.wav import write_wav
-from kokoro_npu.corpus.reference_set import MANIFEST, REFERENCE, TOKENS, VOICE
-from kokoro_npu.corpus.utterances import EVALUATION, Utterance
+from kokoro_npu.corpus.reference_set import EVALUATION, MANIFEST, REFERENCE, TOKENS, VOICE
+from kokoro_npu.corpus.utterances import Utterance
 from kokoro_npu.files import atomic, write_json
 from kokoro_npu.geometry import Array
 from kokoro_npu.host.frontend import Frontend

@@ -12,6 +12,11 @@ from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import read_json
 from kokoro_npu.geometry import Array, Bucket
 
+CALIBRATION = "calibration"
+"""The part that sets the ranges of the quantized decoder."""
+EVALUATION = "evaluation"
+"""The part that is measured and gated."""
+
 MANIFEST = "manifest.json"
 REFERENCE = "reference_audio"
 TOKENS = "tokens"

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import yaml
 
+from kokoro_npu.corpus.reference_set import CALIBRATION, EVALUATION
 from kokoro_npu.errors import KokoroNpuError
-
-CALIBRATION = "calibration"
-EVALUATION = "evaluation"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from kokoro_npu.build import places
 from kokoro_npu.build.reports import write_report, write_table
-from kokoro_npu.corpus.reference_set import ReferenceUtterance, load_reference_set
-from kokoro_npu.corpus.utterances import EVALUATION
+from kokoro_npu.corpus.reference_set import EVALUATION, ReferenceUtterance, load_reference_set
 from kokoro_npu.errors import KokoroNpuError, did_you_mean
 from kokoro_npu.evaluate.gates import worst_figures
 from kokoro_npu.evaluate.parity import evaluate, fitting

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from kokoro_npu.build import places
-from kokoro_npu.corpus.reference_set import load_reference_set
-from kokoro_npu.corpus.utterances import CALIBRATION
+from kokoro_npu.corpus.reference_set import CALIBRATION, load_reference_set
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic
 from kokoro_npu.geometry import Array

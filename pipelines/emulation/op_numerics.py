@@ -10,8 +10,7 @@ from kokoro_npu.build import places
 from kokoro_npu.build.labels import QUANTIZED
 from kokoro_npu.build.reports import write_report
 from kokoro_npu.compile.options import CompileSettings, Target
-from kokoro_npu.corpus.reference_set import load_reference_set
-from kokoro_npu.corpus.utterances import EVALUATION
+from kokoro_npu.corpus.reference_set import EVALUATION, load_reference_set
 from kokoro_npu.emulation.htp import BACKEND, FP16, require_emulation
 from kokoro_npu.emulation.numerics import Form, audit_numerics, check_gates, summarize
 from kokoro_npu.files import atomic, sha256

@@ -5,7 +5,8 @@ from omegaconf import DictConfig
 from kokoro_npu.build import places
 from kokoro_npu.build.labels import FP32, QUANTIZED
 from kokoro_npu.build.reports import write_report, write_table
-from kokoro_npu.corpus.utterances import EVALUATION, load_corpus
+from kokoro_npu.corpus.reference_set import EVALUATION
+from kokoro_npu.corpus.utterances import load_corpus
 from kokoro_npu.evaluate.word_errors import check_gates, clips, listen, pocketsphinx_recogniser, summarize
 from stages._config import stage
 

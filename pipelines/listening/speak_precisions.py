@@ -3,8 +3,7 @@
 from omegaconf import DictConfig
 
 from kokoro_npu.build import places
-from kokoro_npu.corpus.reference_set import load_reference_set
-from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION
+from kokoro_npu.corpus.reference_set import CALIBRATION, EVALUATION, load_reference_set
 from kokoro_npu.evaluate.spoken import speak
 from kokoro_npu.quantize.recipe import Recipe
 from kokoro_npu.weights.kmodel import load_kmodel

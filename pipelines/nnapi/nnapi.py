@@ -4,8 +4,7 @@ from omegaconf import DictConfig
 
 from kokoro_npu.build import places
 from kokoro_npu.build.reports import write_report
-from kokoro_npu.corpus.reference_set import load_reference_set
-from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION
+from kokoro_npu.corpus.reference_set import CALIBRATION, EVALUATION, load_reference_set
 from kokoro_npu.evaluate.parity import fitting
 from kokoro_npu.geometry import Bucket
 from kokoro_npu.runtimes.nnapi import PRECISION, report, write_decoders

@@ -4,8 +4,7 @@ from omegaconf import DictConfig
 
 from kokoro_npu.build import places
 from kokoro_npu.build.reports import write_report, write_table
-from kokoro_npu.corpus.reference_set import load_reference_set
-from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION
+from kokoro_npu.corpus.reference_set import CALIBRATION, EVALUATION, load_reference_set
 from kokoro_npu.variants.comparison import compare, short_buckets
 from kokoro_npu.variants.whole_model import SplitModel
 from stages._config import stage
