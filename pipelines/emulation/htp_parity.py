@@ -1,14 +1,12 @@
 """Stage htp-parity: the whole decoder in the HTP emulation, on a small bucket, against the unpadded PyTorch model."""
 
-
 from omegaconf import DictConfig
 
 from kokoro_npu.build import places
 from kokoro_npu.build.labels import QUANTIZED
 from kokoro_npu.build.reports import write_report, write_table
 from kokoro_npu.compile.options import CompileSettings, Target
-from kokoro_npu.corpus.reference_set import load_reference_set
-from kokoro_npu.corpus.utterances import EVALUATION
+from kokoro_npu.corpus.reference_set import EVALUATION, load_reference_set
 from kokoro_npu.emulation.htp import BACKEND, FP16, require_emulation
 from kokoro_npu.evaluate.emulated import EmulatedDecoder, decode_all, short_utterances, variants
 from kokoro_npu.evaluate.gates import check_gates, worst_figures
