@@ -4,9 +4,10 @@ from pathlib import Path
 
 import click
 
+from kokoro_npu.build import places
 from kokoro_npu.cli._tables import console, table
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import FRAMES_PER_SECOND, SAMPLE_RATE
+from kokoro_npu.geometry import SAMPLE_RATE
 
 _FILES = ("torch_output.wav", "onnx_output.wav")
 
@@ -18,8 +19,8 @@ _FILES = ("torch_output.wav", "onnx_output.wav")
 @click.option("--voice", required=True, help="A voice of the weights.")
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the source's noise.")
-@click.option("--weights", type=click.Path(path_type=Path), default=Path("artifacts/weights"), show_default=True)
-@click.option("--cpu", type=click.Path(path_type=Path), default=Path("artifacts/cpu"), show_default=True)
+@click.option("--weights", type=click.Path(path_type=Path), default=places.WEIGHTS, show_default=True)
+@click.option("--cpu", type=click.Path(path_type=Path), default=places.CPU, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path(), help="Directory of the WAV files.")
 def command(
     model: Path,
@@ -39,9 +40,7 @@ def command(
     if (text is None) == (phonemes is None):
         raise KokoroNpuError("give either --text or --phonemes")
     # Imported here: they load torch, and --help should not.
-    import soundfile
-
-    from kokoro_npu.files import atomic
+    from kokoro_npu.audio.wav import write_wav
     from kokoro_npu.graphs.reading import read_graph
     from kokoro_npu.host.frontend import Frontend
     from kokoro_npu.host.tokens import tokenize, voice_row
@@ -57,17 +56,16 @@ def command(
     symbols = phonemes if phonemes is not None else Phonemizer(vocab)(text or "")
     tokens = tokenize(symbols, vocab, "the text")
     row = voice_row(load_voices(weights), voice, symbols)
-    duration, prosody = cpu / "kokoro_duration.onnx", cpu / "kokoro_prosody.onnx"
+    duration, prosody = cpu / places.DURATION_MODEL, cpu / places.PROSODY_MODEL
     for path in (duration, prosody):
         read_graph(path)
     found = verify(model, tokens, row, speed, seed, Frontend(duration, prosody), load_kmodel(weights))
     for name, audio in zip(_FILES, (found.reference, found.audio), strict=True):
-        with atomic(out / name) as tmp:
-            soundfile.write(tmp, audio, SAMPLE_RATE, subtype="PCM_16")
+        write_wav(out / name, audio)
     rows = [(name, f"{value:.4f}") for name, value in found.figures().items()]
     rows += [("tokens of another duration", str(found.moved_tokens)), ("by frames", str(found.moved_frames))]
     printer = console()
-    title = f"{model.name} ({found.kind}), {found.frames / FRAMES_PER_SECOND:.2f} s, voice {voice}"
+    title = f"{model.name} ({found.kind}), {len(found.reference) / SAMPLE_RATE:.2f} s, voice {voice}"
     printer.print(table(title, ("", "against PyTorch"), rows))
     printer.print(f"Phonemes: {symbols}", markup=False)
     printer.print(f"Wrote {out / _FILES[0]} and {out / _FILES[1]}", markup=False)

@@ -218,7 +218,6 @@ _OPS: dict[str, Callable[..., Any]] = {
     "add": lambda x, y: _tensor(x) + _tensor(y),
     "sub": lambda x, y: _tensor(x) - _tensor(y),
     "mul": lambda x, y: _tensor(x) * _tensor(y),
-    "real_div": lambda x, y: _tensor(x) / _tensor(y),
     "sin": lambda x: torch.sin(x),
     "cos": lambda x: torch.cos(x),
     "exp": lambda x: torch.exp(x),
@@ -238,16 +237,8 @@ _OPS: dict[str, Callable[..., Any]] = {
     "reshape": lambda x, shape: x.reshape(_ints(shape)),
     "transpose": lambda x, perm: x.permute(_ints(perm)),
     "expand_dims": _expand_dims,
-    "squeeze": lambda x, axes: x.squeeze(dim=tuple(_ints(axes))),
-    "tile": lambda x, reps: x.repeat(_ints(reps)),
     "concat": _concat,
     "split": _split,
     "pad": _pad,
     "slice_by_index": _slice_by_index,
-    "slice_by_size": lambda x, begin, size: x[
-        tuple(
-            slice(first, None if count == -1 else first + count)
-            for first, count in zip(_ints(begin), _ints(size), strict=True)
-        )
-    ],
 }

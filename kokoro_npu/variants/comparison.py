@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 import pandas as pd
+from tqdm import tqdm
 
 from kokoro_npu.build import places
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
@@ -88,18 +90,15 @@ def compare(
         name: write_variant(recipe, floats, quantized, samples, encodings, out_dir / name)
         for name, recipe in recipes.items()
     }
-    tables = [
-        whole_model.measure(whole_model.speak_split(name, model, spoken, truth, seed)) for name, model in models.items()
-    ]
+    speakers = [whole_model.speak_split(name, model, spoken, truth, seed) for name, model in models.items()]
     # What another draw of the source's noise makes of the float model: below it, nothing is to be heard.
-    other = whole_model.speak_split(OTHER_DRAW, floats, spoken, truth, seed + 1, (whole_model.OWN,))
-    tables.append(whole_model.measure(other))
+    speakers.append(whole_model.speak_split(OTHER_DRAW, floats, spoken, truth, seed + 1, (whole_model.OWN,)))
     durations: dict[str, Mapping[str, npt.NDArray]] = {
         name: whole_model.predicted_durations(model.duration, corpus) for name, model in models.items()
     }
     facts = {name: _facts(name, models[name]) for name in names}
     if monolith.is_file():
-        tables.append(whole_model.measure(whole_model.speak_monolith(monolith, spoken, truth)))
+        speakers.append(whole_model.speak_monolith(monolith, spoken, truth))
         found = predict_durations(monolith, {i.id: (i.tokens, i.voice, i.speed) for i in corpus})
         size = monolith.stat().st_size
         for name in (MONOLITH, MONOLITH_EXACT):
@@ -108,7 +107,7 @@ def compare(
     # The float model against itself tells how exact the ratios are.
     ratios = whole_model.time_ratios(floats, models, spoken, truth, runs)
     moved = {name: whole_model.moved_durations(found, truth) for name, found in durations.items()}
-    utterances = pd.concat(tables, ignore_index=True)
+    utterances = pd.DataFrame(tqdm(chain.from_iterable(speakers), desc="speak", unit="recording"))
     table = pd.DataFrame(
         [
             {

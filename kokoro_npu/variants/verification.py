@@ -26,7 +26,6 @@ class Verified:
 
     Attributes:
         kind: ``decoder`` or ``whole model``.
-        frames: L of the reference.
         reference: [600 L] float32, upstream's unpadded PyTorch model.
         audio: [N] float32, the model's.
         moved_tokens: tokens whose duration differs from the reference's.
@@ -34,7 +33,6 @@ class Verified:
     """
 
     kind: str
-    frames: int
     reference: Array
     audio: Array
     moved_tokens: int
@@ -86,7 +84,7 @@ def verify(
         inputs = pad_to_bucket(prepared.features, _bucket(path, model))
         audio = trim(cpu_session(path).run(None, inputs)[0], prepared.frames)
     moved = np.abs(own.astype(np.int64) - durations)
-    return Verified(kind, prepared.frames, truth, audio, int((moved > 0).sum()), int(moved.sum()))
+    return Verified(kind, truth, audio, int((moved > 0).sum()), int(moved.sum()))
 
 
 def _bucket(path: Path | str, model: ModelProto) -> Bucket:

@@ -10,7 +10,7 @@ Two things would drown the error that quantization makes, and are therefore held
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,23 +39,7 @@ MONOLITH, MONOLITH_EXACT = "monolith", "monolith-exact-istft"
 
 Durations = npt.NDArray[np.int32]
 Feeds = dict[str, npt.NDArray]
-
-
-@dataclass(frozen=True)
-class Spoken:
-    """One recording.
-
-    Attributes:
-        model: who speaks.
-        item: what, with the reference.
-        source: ``given`` or ``own``.
-        audio: [N] float32.
-    """
-
-    model: str
-    item: ReferenceUtterance
-    source: str
-    audio: Array
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -125,8 +109,8 @@ def speak_split(
     truth: Mapping[str, Durations],
     seed: int,
     sources: Sequence[str] = SOURCES,
-) -> Iterator[Spoken]:
-    """Every utterance by a split model, from each source; decoder by decoder, one in memory at a time.
+) -> Iterator[Row]:
+    """`heard` of every utterance by a split model, from each source; decoder by decoder, one in memory at a time.
 
     Args:
         name: of the model.
@@ -148,38 +132,29 @@ def speak_split(
             for source in sources:
                 given = {"noise": item.features["noise"]} if source == GIVEN else {}
                 audio = session.run(None, pad_to_bucket({**features, **given}, bucket))[0]
-                yield Spoken(name, item, source, trim(audio, item.frames))
+                yield heard(name, item, source, trim(audio, item.frames))
 
 
 def speak_monolith(
     path: Path, utterances: Sequence[ReferenceUtterance], truth: Mapping[str, Durations]
-) -> Iterator[Spoken]:
-    """Every utterance by the int8 monolith, from both sources, by its own inverse STFT and by the exact one."""
+) -> Iterator[Row]:
+    """`heard` of every utterance by the int8 monolith, from both sources, by its own inverse STFT and by upstream's."""
     for source in SOURCES:
         model = Monolith(path, ("durations", "source") if source == GIVEN else ("durations",))
         for item in utterances:
             said = model.run(item.tokens, item.voice, item.speed, truth[item.id], item.features["noise"])
-            yield Spoken(MONOLITH, item, source, said.audio)
-            yield Spoken(MONOLITH_EXACT, item, source, said.exact_audio())
+            yield heard(MONOLITH, item, source, said.audio)
+            yield heard(MONOLITH_EXACT, item, source, said.exact_audio())
 
 
-def measure(spoken: Iterable[Spoken]) -> pd.DataFrame:
-    """Figures of recordings, one row each: ``model, utterance, frames, source, snr_db, logmel_mae, magspec_corr``."""
-    rows = [
-        {
-            "model": each.model,
-            "utterance": each.item.id,
-            "frames": each.item.frames,
-            "source": each.source,
-            **measured(each.item.reference, each.audio),
-        }
-        for each in tqdm(spoken, desc="speak", unit="recording")
-    ]
-    return pd.DataFrame(rows)
+def heard(model: str, item: ReferenceUtterance, source: str, audio: Array) -> Row:
+    """A recording as a row: ``model, utterance, frames, source, snr_db, logmel_mae, magspec_corr``."""
+    what = {"model": model, "utterance": item.id, "frames": item.frames, "source": source}
+    return what | measured(item.reference, audio)
 
 
 def measured(reference: Array, audio: Array) -> dict[str, float]:
-    """The figures of one recording; a missing or surplus end counts as silence."""
+    """The figures of one recording; a missing end counts as silence, a surplus one does not count."""
     fitted = np.zeros_like(reference)
     common = min(len(reference), len(audio))
     fitted[:common] = audio[:common]
