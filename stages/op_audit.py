@@ -1,5 +1,7 @@
 """Stage op-audit@<frames>: what the decoder is made of, and what of it the NPU takes."""
 
+from pathlib import Path
+
 from omegaconf import DictConfig
 
 from kokoro_npu.audit.decoder import audit_decoder
@@ -20,7 +22,7 @@ def main(cfg: DictConfig) -> None:
         Target(**plain(cfg.target)),
         CompileSettings(**cfg.compile),
         places.AUDIT / str(cfg.frames),
-        cfg.audit.op_table,
+        Path(cfg.audit.op_table),
     )
     path = places.REPORTS / f"audit/{cfg.frames}.json"
     write_report(path, metrics_row(report), cfg.quantize.precision, report["backend"])

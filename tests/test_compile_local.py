@@ -57,7 +57,6 @@ def _replace_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) 
     ("frames", "precision", "settings"),
     [
         (120, "w8a16", SETTINGS),
-        (400, "w8a16", replace(SETTINGS, graph_splitting=True)),
         (400, "w8a8", SETTINGS),
         (552, "w8a16", replace(SETTINGS, optimization_level=1)),
         (120, "fp16", replace(SETTINGS, optimization_level=3)),
@@ -65,8 +64,7 @@ def _replace_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) 
 )
 def test_estimates_cover_the_measured_points_and_grow(frames: int, precision: str, settings: CompileSettings) -> None:
     estimate = memory.estimate_bytes(frames, precision, settings)
-    same = (precision, settings.optimization_level, settings.graph_splitting)
-    for size, peak in memory.PEAKS.get(same, {}).items():
+    for size, peak in memory.PEAKS.get((precision, settings.optimization_level), {}).items():
         assert size > frames or estimate >= peak
     assert memory.estimate_bytes(2 * frames, precision, settings) > estimate
 
@@ -148,8 +146,7 @@ def test_a_tensor_beyond_the_width_wall_is_not_attempted(tmp_path: Path, monkeyp
     )
     widest = memory.widest_tensor(path)
     assert widest == ("wide", 65_536)
-    for settings in (SETTINGS, replace(SETTINGS, optimization_level=1, graph_splitting=True)):
-        assert "tensor wide is 65536 wide" in memory.refusal(546, "w8a16", settings, widest)
+    assert "tensor wide is 65536 wide" in memory.refusal(546, "w8a16", SETTINGS, widest)
     assert memory.refusal(546, "w8a16", replace(SETTINGS, optimization_level=1), widest) == ""
     assert memory.refusal(546, "w8a16", SETTINGS, ("x", 65_535)) == ""
 
@@ -191,12 +188,11 @@ def test_a_wheel_that_does_not_load_is_a_reason(tmp_path: Path, monkeypatch: pyt
 
 def test_a_crash_of_the_compiler_is_one_line(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _replace_worker(monkeypatch, tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
-    settings = CompileSettings(graph_splitting=True, options={"vtcm_mb": 4})
+    settings = CompileSettings(options={"vtcm_mb": 4})
     with pytest.raises(KokoroNpuError) as caught:
         compile_decoder(model, 120, replace(SPEC, settings=settings), tmp_path / "out")
     assert str(caught.value) == (
-        "compile of 120 frames, w8a16, level 2 for sm8650, with graph splitting, options {'vtcm_mb': 4}: "
-        "the process died of SIGSEGV"
+        "compile of 120 frames, w8a16, level 2 for sm8650, options {'vtcm_mb': 4}: the process died of SIGSEGV"
     )
     assert list((tmp_path / "out").iterdir()) == []
 

@@ -23,7 +23,8 @@ SM8650 = Target("sm8650", "Snapdragon 8 Gen 3", 57, 75, 8)
 
 def test_options_follow_from_target_and_settings() -> None:
     settings = CompileSettings(
-        optimization_level=1, graph_splitting=True, options={"vtcm_mb": 4, "dump_json_qnn_graph": True}
+        optimization_level=1,
+        options={"vtcm_mb": 4, "enable_htp_graph_splitting": 1, "dump_json_qnn_graph": True},
     )
     assert provider_options(SM8650, settings) == {
         "soc_model": "57",

@@ -15,7 +15,7 @@ from onnx import helper
 
 from kokoro_npu.audio import metrics
 from kokoro_npu.audit.decoder import audit_decoder
-from kokoro_npu.audit.ops import audit_graph, op_table
+from kokoro_npu.audit.ops import audit_graph, op_table, verdict
 from kokoro_npu.audit.placement import audit_placement
 from kokoro_npu.cli.main import cli
 from kokoro_npu.compile import toolchain
@@ -37,6 +37,7 @@ from tests.small_graphs import decoder_like, quantize_w8a16
 pytestmark = pytest.mark.qnn
 
 CHIPS = Path(__file__).resolve().parents[1] / "conf" / "target"
+TABLE = Path(__file__).resolve().parents[1] / "kokoro_npu/audit/data/op_table.csv"
 
 SM8650 = Target("sm8650", "Snapdragon 8 Gen 3", 57, 75, 8)
 SM8550 = Target("sm8550", "Snapdragon 8 Gen 2", 43, 73, 8)
@@ -238,7 +239,7 @@ def test_damaged_binaries_are_one_line(models: dict[str, Path], tmp_path: Path) 
 
 
 def test_every_node_of_both_precisions_is_taken(models: dict[str, Path], tmp_path: Path) -> None:
-    report = audit_decoder(models["fp16"], models["w8a16"], 1, "w8a16", SM8650, SETTINGS, tmp_path / "audit")
+    report = audit_decoder(models["fp16"], models["w8a16"], 1, "w8a16", SM8650, SETTINGS, tmp_path / "audit", TABLE)
     assert report["placed"]
     assert report["nodes_on_npu"] == report["nodes"] > report["fp16_nodes"]
     assert report["fp16_nodes_on_npu"] == report["fp16_nodes"] >= report["fp16_file_nodes"] == 28
@@ -248,7 +249,7 @@ def test_every_node_of_both_precisions_is_taken(models: dict[str, Path], tmp_pat
     assert len(rows) == report["nodes"] + 1
     # The boundary is the NPU's as well: the quantize of the input, the dequantize of the output.
     assert any(row.startswith("x_QuantizeLinear,QuantizeLinear,npu") for row in rows)
-    again = audit_decoder(models["fp16"], models["w8a16"], 1, "w8a16", SM8650, SETTINGS, tmp_path / "again")
+    again = audit_decoder(models["fp16"], models["w8a16"], 1, "w8a16", SM8650, SETTINGS, tmp_path / "again", TABLE)
     assert again == report
     for path in (tmp_path / "audit").iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
@@ -258,10 +259,11 @@ def test_audited_placement_is_that_of_the_compile(tmp_path: Path) -> None:
     """A graph of which HTP refuses a node: the audit names it, the compile of the same graph fails."""
     tail = [helper.make_node("Asin", ["pre"], ["angle"], name="phase")]
     model = decoder_like(tmp_path / "asin.onnx", tail, "angle")
-    assert {row.op: row.status for row in audit_graph(model, op_table()).ops}["Asin"] == "not listed"
+    assert audit_graph(model, op_table(TABLE)).ops["Asin"] == 1
+    assert verdict("Asin", op_table(TABLE))[0] == "not listed"
     placement = audit_placement(model, SM8650, SETTINGS)
     (refused,) = placement.refused
-    assert (refused.node, refused.op, refused.placed) == ("phase", "Asin", "cpu")
+    assert (refused.node, refused.op, refused.on_npu) == ("phase", "Asin", False)
     assert "ElementWiseAsin" in refused.reason
     assert placement.on_npu == len(placement.nodes) - 1
     with pytest.raises(KokoroNpuError, match="name: phase, type: Asin"):

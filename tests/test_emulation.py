@@ -213,7 +213,7 @@ def test_bisecting_names_the_first_op_that_departs(
     models: dict[str, onnx.ModelProto], feeds: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.setattr(bisect, "emulate", FakeHtp(wrong="LeakyRelu"))
-    found = list(bisect.compare(models[form], feeds, TARGET, SETTINGS))
+    found = list(bisect.compare(models[form], feeds, TARGET, SETTINGS, ""))
     first = next(cut for cut in found if cut.departs(40))
     assert (first.node, first.op, first.tensor) == ("leaky", "LeakyRelu", "lr")
     before = [cut.snr_db for cut in found[: found.index(first)]]

@@ -145,7 +145,7 @@ def test_bisecting_names_the_reciprocal(tmp_path: Path) -> None:
     path, inputs = tmp_path / "m.onnx", tmp_path / "feeds.npz"
     onnx.save(_quantize(_export(Scaled(), **feeds), feeds, tmp_path), path)
     np.savez(inputs, allow_pickle=False, **feeds)
-    found = list(compare(onnx.load(path), feeds, TARGET, LEVEL2))
+    found = list(compare(onnx.load(path), feeds, TARGET, LEVEL2, ""))
     assert [cut.op for cut in found if cut.departs(40)] == ["Reciprocal", "Mul"]
     shown = CliRunner().invoke(cli, ["bisect", str(path), str(inputs), "--stop"], catch_exceptions=False)
     assert "first op that departs: /Reciprocal (Reciprocal) at level 2: 21.6 dB, below 40" in shown.output

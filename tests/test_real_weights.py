@@ -23,8 +23,8 @@ from kokoro_npu.compile import toolchain
 from kokoro_npu.compile.backends import compile_decoder
 from kokoro_npu.compile.options import CompileSettings, Spec, Target
 from kokoro_npu.corpus.recording import record
-from kokoro_npu.corpus.reference_set import ReferenceUtterance, load_reference_set
-from kokoro_npu.corpus.utterances import CALIBRATION, EVALUATION, load_corpus
+from kokoro_npu.corpus.reference_set import CALIBRATION, EVALUATION, ReferenceUtterance, load_reference_set
+from kokoro_npu.corpus.utterances import load_corpus
 from kokoro_npu.evaluate import parity
 from kokoro_npu.evaluate.gates import check_gates
 from kokoro_npu.files import write_onnx
@@ -181,6 +181,7 @@ def test_the_whole_model_is_exact(built: Built, spoken: list[ReferenceUtterance]
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_no_blocking_op_and_no_dynamic_dimension(built: Built, size: int) -> None:
+    table = op_table(ROOT / "kokoro_npu/audit/data/op_table.csv")
     for directory in (built.decoder, built.quantized):
         audit = audit_graph(directory / f"kokoro_decoder_{size}.onnx", table)
         assert (audit.blocking, audit.dynamic) == ((), ())

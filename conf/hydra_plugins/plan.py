@@ -138,7 +138,6 @@ RULES: dict[str, Any] = {
     "compile": {
         "backend": _one_of("local", "aihub"),
         "optimization_level": _integer(1, 3),
-        "graph_splitting": _FLAG,
         "long_buckets": _FLAG,
         "options": _OPTIONS,
         "memory_reserve_gib": _number(0),

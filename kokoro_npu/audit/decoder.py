@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from kokoro_npu.audit.ops import NOT_LISTED, OP_TABLE, GraphAudit, Verdict, audit_graph, op_table, require_npu_ready
-from kokoro_npu.audit.placement import NPU, Placement, audit_placement
+from kokoro_npu.audit.ops import NOT_LISTED, GraphAudit, Verdict, audit_graph, op_table, require_npu_ready, verdict
+from kokoro_npu.audit.placement import Placement, audit_placement
 from kokoro_npu.build import places
 from kokoro_npu.build.reports import write_table
 from kokoro_npu.compile import toolchain
@@ -28,7 +28,7 @@ def audit_decoder(
     target: Target,
     settings: CompileSettings,
     out_dir: Path,
-    table_path: Path | str = OP_TABLE,
+    table_path: Path,
 ) -> dict[str, Any]:
     """Audit the float decoder (as fp16) and the shipped one of a bucket; write the tables, return the report.
 
@@ -84,8 +84,8 @@ def audit_decoder(
         report |= {
             f"{prefix}blocking_ops": len(graph.blocking),
             f"{prefix}dynamic_dims": len(graph.dynamic),
-            f"{prefix}ops_not_listed": sum(row.status == NOT_LISTED for row in graph.ops),
-            f"{prefix}file_nodes": graph.nodes,
+            f"{prefix}ops_not_listed": sum(verdict(op, table)[0] == NOT_LISTED for op in graph.ops),
+            f"{prefix}file_nodes": graph.ops.total(),
             f"{prefix}nodes": len(placement.nodes) if placement else None,
             f"{prefix}nodes_on_npu": placement.on_npu if placement else None,
             f"{prefix}refused": ", ".join(sorted({n.op for n in placement.refused})) if placement else "",
@@ -95,17 +95,14 @@ def audit_decoder(
 
 def _write_tables(stem: Path, graph: GraphAudit, placement: Placement | None, table: Mapping[str, Verdict]) -> None:
     placed = placement.nodes if placement else ()
-    handed = Counter(node.op for node in placed)
-    taken = Counter(node.op for node in placed if node.placed == NPU)
-    rows: list[tuple[object, ...]] = [
-        (row.op, row.count, row.status, handed.pop(row.op, 0), taken[row.op], row.source) for row in graph.ops
-    ]
-    # Kinds that ONNX Runtime added before partitioning, such as the layout's Transposes.
-    for op, count in sorted(handed.items()):
-        status, source = table.get(op, (NOT_LISTED, ""))
-        rows.append((op, 0, status, count, taken[op], source))
+    handed, taken = Counter(node.op for node in placed), Counter(node.op for node in placed if node.on_npu)
+    rows = []
+    # After the file's kinds those that ONNX Runtime added before partitioning, such as the layout's Transposes.
+    for op in [*sorted(graph.ops), *sorted(handed.keys() - graph.ops.keys())]:
+        status, source = verdict(op, table)
+        rows.append((op, graph.ops[op], status, handed[op], taken[op], source))
     header = ["op", "nodes_in_file", "listed_status", "nodes_at_partition", "nodes_on_npu", "listed_source"]
     write_table(stem.with_name(f"{stem.name}_ops.csv"), pd.DataFrame(rows, columns=header))
-    nodes = [(node.node, node.op, node.placed, node.reason) for node in placed]
+    nodes = [(node.node, node.op, "npu" if node.on_npu else "cpu", node.reason) for node in placed]
     columns = ["node", "op", "placed", "reason"]
     write_table(stem.with_name(f"{stem.name}_placement.csv"), pd.DataFrame(nodes, columns=columns))

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.graphs.reading import all_nodes, op_name, read_graph
 
 FULL, PARTIAL, BLOCKED, NOT_LISTED = "full", "partial", "blocked", "not listed"
-
-OP_TABLE = Path(__file__).parent / "data" / "op_table.csv"
-"""The table of operators that teams who ship on QNN go by, and the kin of its blocked ops that it does not name."""
 
 Verdict = tuple[str, str]
 """Status (``full``, ``partial``, ``blocked`` or ``not listed``) and where it stands."""
@@ -25,50 +22,32 @@ _NAMED = 5
 
 
 @dataclass(frozen=True)
-class OpRow:
-    """One kind of op of a graph.
-
-    Attributes:
-        op: ONNX op type, with its domain in front where that is not ONNX's own.
-        count: nodes of this kind, subgraphs and functions included.
-        status: the table's verdict.
-        source: where the verdict stands.
-    """
-
-    op: str
-    count: int
-    status: str
-    source: str
-
-
-@dataclass(frozen=True)
 class GraphAudit:
     """Verdict on one ONNX file.
 
     Attributes:
-        nodes: nodes of the graph, subgraphs and functions included.
-        ops: op histogram with verdicts, by name.
+        ops: nodes by their op type (with its domain in front where that is not ONNX's own), subgraphs and functions
+            included.
         blocking: (node name, op) of every node of a blocked kind; a node in a subgraph is named
             ``outer/inner``.
         dynamic: tensors that have a dimension without a number, or no known shape.
     """
 
-    nodes: int
-    ops: tuple[OpRow, ...]
+    ops: Counter[str]
     blocking: tuple[tuple[str, str], ...]
     dynamic: tuple[str, ...]
 
 
-def op_table(path: Path | str = OP_TABLE) -> dict[str, Verdict]:
-    """Op to verdict, from a CSV with the columns ``op``, ``status`` and ``source``.
+def op_table(path: Path) -> dict[str, Verdict]:
+    """Op to verdict, from a CSV of the columns ``op``, ``status`` (``full``, ``partial``, ``blocked``) and ``source``.
 
-    A status is ``full``, ``partial`` or ``blocked``.
+    ``data/op_table.csv`` is the table of operators that teams who ship on QNN go by, and the kin of its blocked ops.
 
     Raises:
         KokoroNpuError: the file is missing, or a row has another status.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         raise KokoroNpuError(f"{path}: no such op table; see audit.op_table") from None
     table: dict[str, Verdict] = {}
@@ -92,20 +71,18 @@ def audit_graph(path: Path, table: Mapping[str, Verdict]) -> GraphAudit:
     """
     model = read_graph(path)
     nodes = list(all_nodes(model))
-    counts = Counter(op_name(node) for _, node in nodes)
-    kinds = {op_name(node): _verdict(node, table) for _, node in nodes}
-    rows = [OpRow(op, counts[op], *kinds[op]) for op in sorted(counts)]
-    blocking = tuple((name, node.op_type) for name, node in nodes if kinds[op_name(node)][0] == BLOCKED)
+    blocking = tuple((name, node.op_type) for name, node in nodes if verdict(node.op_type, table)[0] == BLOCKED)
     try:
         dynamic = _dynamic(model)
     except onnx.shape_inference.InferenceError as error:
         raise KokoroNpuError(f"{path}: shape inference fails: {error}") from None
-    return GraphAudit(len(nodes), tuple(rows), blocking, dynamic)
+    return GraphAudit(Counter(op_name(node) for _, node in nodes), blocking, dynamic)
 
 
-def _verdict(node: NodeProto, table: Mapping[str, Verdict]) -> Verdict:
+def verdict(op: str, table: Mapping[str, Verdict]) -> Verdict:
+    """The table's verdict on an op type."""
     # The table writes GELU where ONNX writes Gelu.
-    return table.get(node.op_type) or table.get(node.op_type.upper()) or (NOT_LISTED, "")
+    return table.get(op) or table.get(op.upper()) or (NOT_LISTED, "")
 
 
 def _dynamic(model: ModelProto) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ from pathlib import Path
 from kokoro_npu.compile import toolchain
 from kokoro_npu.compile.options import CompileSettings, Target, provider_options
 
-NPU, CPU = "npu", "cpu"
 _PROVIDER = "QNNExecutionProvider"
 _NO_REASON = "no reason in the compiler's log"
 _LEFT_OUT = "valid alone, but left out of its partition"
@@ -47,14 +46,17 @@ class PlacedNode:
     Attributes:
         node: its name; ONNX Runtime adds ``_token_<n>`` where it rewrote a node for the layout.
         op: its type.
-        placed: ``npu`` or ``cpu``.
         reason: why it is not on the NPU; empty when it is.
     """
 
     node: str
     op: str
-    placed: str
     reason: str
+
+    @property
+    def on_npu(self) -> bool:
+        """Whether the NPU takes it."""
+        return not self.reason
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,12 @@ class Placement:
     @property
     def on_npu(self) -> int:
         """How many nodes the NPU takes."""
-        return sum(node.placed == NPU for node in self.nodes)
+        return sum(node.on_npu for node in self.nodes)
 
     @property
     def refused(self) -> tuple[PlacedNode, ...]:
         """The nodes it does not take."""
-        return tuple(node for node in self.nodes if node.placed != NPU)
+        return tuple(node for node in self.nodes if not node.on_npu)
 
 
 def _reasons(log: str) -> dict[str, str]:
@@ -141,11 +143,9 @@ def audit_placement(onnx_path: Path, target: Target, settings: CompileSettings) 
         )
     result = run.answer(f"{onnx_path.name}: placement for {target.name}")
     reasons = _reasons(run.log)
-    nodes = []
-    for name, op, provider in sorted(result["nodes"]):
-        if provider == _PROVIDER:
-            nodes.append(PlacedNode(name, op, NPU, ""))
-        else:
-            nodes.append(PlacedNode(name, op, CPU, reasons.get(name, _NO_REASON) or _LEFT_OUT))
+    nodes = tuple(
+        PlacedNode(name, op, "" if provider == _PROVIDER else reasons.get(name, _NO_REASON) or _LEFT_OUT)
+        for name, op, provider in sorted(result["nodes"])
+    )
     build = _BUILD.search(run.log)
-    return Placement(tuple(nodes), build["build"] if build else "")
+    return Placement(nodes, build["build"] if build else "")

@@ -41,12 +41,11 @@ def _print(cost: dict[str, Any]) -> None:
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--precision", default="w8a16", show_default=True, help="As the compile report names it.")
 @click.option("--level", type=click.IntRange(1, 3), default=2, show_default=True, help="Finalize level.")
-@click.option("--split", is_flag=True, help="With graph splitting.")
 @click.option("--target", default=DEFAULT, show_default=True, help="Chip, a file of conf/target.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
-def command(model: Path, precision: str, level: int, split: bool, target: str, as_json: bool) -> None:
+def command(model: Path, precision: str, level: int, target: str, as_json: bool) -> None:
     """Compile MODEL (.onnx) and tell what it costs: QNN ops by kind, MACs, memory, the compiler's stages."""
-    settings = CompileSettings(optimization_level=level, graph_splitting=split)
+    settings = CompileSettings(optimization_level=level)
     cost = graph_cost(model, _frames(model), Spec(precision, read_chip(target), settings))
     if as_json:
         click.echo(json.dumps(cost, indent=2))

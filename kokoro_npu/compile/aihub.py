@@ -1,7 +1,7 @@
 """The compiler of Qualcomm AI Hub, for devices that it has."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from kokoro_npu.aihub.service import Service, connect
 from kokoro_npu.aihub.settings import ServiceSettings, compile_options
 from kokoro_npu.build.reports import write_table
 from kokoro_npu.compile import binary
-from kokoro_npu.compile.options import CompileSettings, Spec, Target
+from kokoro_npu.compile.options import Spec, Target
 from kokoro_npu.compile.report import not_compiled, prepare, say_why
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import sha256, write_onnx
@@ -36,12 +36,39 @@ def compile_decoder(onnx_path: Path, frames: int, spec: Spec, out_dir: Path) -> 
         KokoroNpuError: no device could be compiled for; nothing was uploaded when that could be known before.
     """
     prepare([onnx_path], out_dir)
-    options, service_settings = _options(spec), ServiceSettings(**spec.settings.aihub)
-    named = spec.target.device
-    with connect(service_settings) as service:
+    options, named = _options(spec), spec.target.device
+    rows: list[dict[str, Any]] = []
+    with connect(ServiceSettings(**spec.settings.aihub)) as service, ExitStack() as stack:
         found = devices.resolve(service, [named] if isinstance(named, str) else list(dict.fromkeys(named)))
         targets = [_target_of(device, spec.target, first=device is found[0]) for device in found]
-        rows = _compile_all(service, onnx_path, frames, found, targets, options, spec.settings, out_dir)
+        journal = Journal(service.settings.journal, service.redactor)
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="kokoro-aihub-"))
+        model = merged(onnx_path, Path(scratch) / onnx_path.name)
+        digest = sha256(model)
+        requests = [_request(service, journal, model, digest, frames, device, options) for device in found]
+        for request in requests:
+            stack.enter_context(journal.locked(request.entry))
+        outcomes = jobs.run_jobs(service, journal, requests)
+        for device, target, request, outcome in zip(found, targets, requests, outcomes, strict=True):
+            row: dict[str, Any] = {
+                "device": device.name, "backend": BACKEND, "compiled": False, "reason": outcome.error,
+                "soc_model": target.soc_model, "htp_arch": target.htp_arch, "binary_bytes": 0, "seconds": 0.0,
+                "qairt": "", "binary": "", "sha256": "", "job": journal.read(request.entry).get("url", ""),
+                "options": options,
+            }  # fmt: skip
+            if outcome.job_id:
+                place = out_dir if device is found[0] else out_dir / device.slug
+                path = place / f"{onnx_path.stem}_ctx_qnn.bin"  # the name that the local compiler gives
+                try:
+                    info = _fetch(service, journal, request, outcome.job_id, path)
+                    level, what = spec.settings.optimization_level, f"{request.label}: {path.name}"
+                    binary.check_binary(info, target, level, onnx_path, what)
+                    row |= {"compiled": True, "binary_bytes": path.stat().st_size, "qairt": info.qairt_build}
+                    row |= {"binary": str(path.relative_to(out_dir)), **_journalled(journal.read(request.entry))}
+                except KokoroNpuError as error:
+                    path.unlink(missing_ok=True)
+                    row["reason"] = str(error)
+            rows.append(row)
     if not any(row["compiled"] for row in rows):
         raise KokoroNpuError("; ".join(dict.fromkeys(str(row["reason"]) for row in rows)))
     write_table(out_dir / TABLE, pd.DataFrame(rows))
@@ -58,8 +85,6 @@ def _options(spec: Spec) -> str:
         raise KokoroNpuError(
             "compile.options are options of the local compiler; under backend aihub set aihub.compile_options"
         )
-    if settings.graph_splitting:
-        raise KokoroNpuError("compile.graph_splitting is an option of the local compiler; backend aihub has none")
     return compile_options(ServiceSettings(**settings.aihub), settings.optimization_level, spec.target.vtcm_mb)
 
 
@@ -90,44 +115,6 @@ def merged(onnx_path: Path, target: Path) -> Path:
     return target
 
 
-def _compile_all(
-    service: Service,
-    onnx_path: Path,
-    frames: int,
-    found: Sequence[devices.Device],
-    targets: Sequence[Target],
-    options: str,
-    settings: CompileSettings,
-    out_dir: Path,
-) -> list[dict[str, Any]]:
-    journal = Journal(service.settings.journal, service.redactor)
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="kokoro-aihub-") as scratch, ExitStack() as locks:
-        model = merged(onnx_path, Path(scratch) / onnx_path.name)
-        digest = sha256(model)
-        requests = [_request(service, journal, model, digest, frames, device, options) for device in found]
-        for request in requests:
-            locks.enter_context(journal.locked(request.entry))
-        outcomes = jobs.run_jobs(service, journal, requests)
-        for device, target, request, outcome in zip(found, targets, requests, outcomes, strict=True):
-            row: dict[str, Any] = {
-                "device": device.name, "backend": BACKEND, "compiled": False, "reason": outcome.error,
-                "soc_model": target.soc_model, "htp_arch": target.htp_arch, "binary_bytes": 0, "seconds": 0.0,
-                "qairt": "", "binary": "", "sha256": "", "job": journal.read(request.entry).get("url", ""),
-                "options": options,
-            }  # fmt: skip
-            if outcome.job_id:
-                place = out_dir if device is found[0] else out_dir / device.slug
-                path = place / f"{onnx_path.stem}_ctx_qnn.bin"  # the name that the local compiler gives
-                try:
-                    row |= _fetch(service, journal, request, outcome.job_id, target, settings, onnx_path, path)
-                    row["binary"] = str(path.relative_to(out_dir))
-                except KokoroNpuError as error:
-                    row["reason"] = str(error)
-            rows.append(row)
-    return rows
-
-
 def _request(
     service: Service, journal: Journal, model: Path, digest: str, frames: int, device: devices.Device, options: str
 ) -> jobs.Request:
@@ -156,17 +143,8 @@ def _request(
     return request
 
 
-def _fetch(
-    service: Service,
-    journal: Journal,
-    request: jobs.Request,
-    job_id: str,
-    target: Target,
-    settings: CompileSettings,
-    onnx_path: Path,
-    path: Path,
-) -> dict[str, Any]:
-    """Download the binary, check that it is the one asked for, and give its columns of the table."""
+def _fetch(service: Service, journal: Journal, request: jobs.Request, job_id: str, path: Path) -> binary.BinaryInfo:
+    """Download the binary, and note in the journal which of the service's models it is."""
     produced = ""
 
     def fetch(client: Any, place: str) -> str | None:
@@ -178,19 +156,11 @@ def _fetch(
         return str(model.download(place))
 
     info = transfer.download(service, f"download of {request.label}", fetch, binary.read_binary, path)
-    try:
-        binary.check_binary(info, target, settings.optimization_level, onnx_path, f"{request.label}: {path.name}")
-    except KokoroNpuError:
-        path.unlink()
-        raise
-    digest = sha256(path)
-    entry = journal.update(request.entry, binary_sha256=digest, target_model_id=produced)
+    journal.update(request.entry, binary_sha256=sha256(path), target_model_id=produced)
+    return info
+
+
+def _journalled(entry: Mapping[str, Any]) -> dict[str, Any]:
     # A job that was found by its name was submitted by another run: only its end was seen.
     begun = entry.get("submitting_at", entry["finished_at"])
-    return {
-        "compiled": True,
-        "binary_bytes": path.stat().st_size,
-        "seconds": round(entry["finished_at"] - begun, 1),
-        "qairt": info.qairt_build,
-        "sha256": digest,
-    }
+    return {"sha256": entry["binary_sha256"], "seconds": round(entry["finished_at"] - begun, 1)}

@@ -29,8 +29,8 @@ def compile_decoder(onnx_path: Path, frames: int, spec: Spec, out_dir: Path) -> 
 
     Returns:
         A flat report: ``compiled``, ``reason`` (empty when compiled), ``backend``, ``frames``, ``precision``,
-        ``target``, ``soc_model``, ``htp_arch``, ``optimization_level``, ``graph_splitting``, ``binary_bytes``,
-        ``seconds``, ``peak_rss_bytes`` and ``qairt``; ``aihub`` adds ``device``.
+        ``target``, ``soc_model``, ``htp_arch``, ``optimization_level``, ``binary_bytes``, ``seconds``,
+        ``peak_rss_bytes`` and ``qairt``; ``aihub`` adds ``device``.
 
     Raises:
         KokoroNpuError: unknown option, missing model, a compile that failed, or a binary that is not the one asked

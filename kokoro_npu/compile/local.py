@@ -107,8 +107,7 @@ def _run(models: Mapping[int, Path], spec: Spec, out_dir: Path, binary_name: str
             return {frames: {"reason": reason} | measured}
         if run.failure:
             extra = f", options {dict(settings.options)}" if settings.options else ""
-            splitting = ", with graph splitting" if settings.graph_splitting else ""
-            raise KokoroNpuError(f"{what}{splitting}{extra}: {_error_line(run)}")
+            raise KokoroNpuError(f"{what}{extra}: {_error_line(run)}")
         return _collect(laid_out, place, run, spec, out_dir, binary_name)
 
 

@@ -27,25 +27,23 @@ LONG_FRAMES = 1000
 """Buckets of more frames take the compiler many minutes, and are compiled on demand alone (``long_buckets``)."""
 
 # With onnxruntime-qnn 2.7.0 on 2 cores, for SM8650. An asterisk marks decoders that needed more than the present one.
-PEAKS: Mapping[tuple[str, int, bool], Mapping[int, int]] = {
-    ("w8a16", 1, False): {120: 3_670_000_000, 400: 10 * GB, 552: 11 * GB},  # *
-    ("w8a16", 2, False): {120: 1_900_000_000, 400: 4_050_000_000, 552: 5_230_000_000, 1800: 17_620_000_000},
-    ("w8a16", 2, True): {120: 2_250_000_000, 400: 6_200_000_000},  # *
-    ("fp16", 1, False): {120: 2_160_000_000},  # *
-    ("fp16", 2, False): {120: 2_190_000_000, 400: 2_460_000_000},
-    ("fp16", 2, True): {120: 2_580_000_000},  # *
+PEAKS: Mapping[tuple[str, int], Mapping[int, int]] = {
+    ("w8a16", 1): {120: 3_670_000_000, 400: 10 * GB, 552: 11 * GB},  # *
+    ("w8a16", 2): {120: 1_900_000_000, 400: 4_050_000_000, 552: 5_230_000_000, 1800: 17_620_000_000},
+    ("fp16", 1): {120: 2_160_000_000},  # *
+    ("fp16", 2): {120: 2_190_000_000, 400: 2_460_000_000},
 }
-"""Peak resident memory of measured compiles in bytes: (precision, level, graph splitting) to frames to peak."""
+"""Peak resident memory of measured compiles in bytes: (precision, level) to frames to peak."""
 
 
 def estimate_bytes(frames: int, precision: str, settings: CompileSettings) -> int:
     """Peak memory of the compiler in bytes, with a margin.
 
-    Interpolated between the points of the same precision, level and splitting, and moved by ``BYTES_PER_FRAME``
-    beyond them. Where the level has none, those of the other levels stand in; w8a8 and mixed count as w8a16.
+    Interpolated between the points of the same precision and level, and moved by ``BYTES_PER_FRAME`` beyond them. Where
+    the level has none, those of the other levels stand in; w8a8 and mixed count as w8a16.
     """
     kind = "fp16" if precision == "fp16" else "w8a16"
-    like = {key[1]: points for key, points in PEAKS.items() if (key[0], key[2]) == (kind, settings.graph_splitting)}
+    like = {level: points for (precision, level), points in PEAKS.items() if precision == kind}
     own = like.get(settings.optimization_level)
     peaks: dict[int, int] = {}
     for size, peak in sorted(point for points in ([own] if own else like.values()) for point in points.items()):
@@ -80,7 +78,7 @@ def refusal(frames: int, precision: str, settings: CompileSettings, widest: tupl
     Args:
         frames: the bucket.
         precision: of its decoder.
-        settings: level, splitting, and the memory to leave.
+        settings: level, and the memory to leave.
         widest: of its decoder, as :func:`widest_tensor` gives it.
     """
     name, width = widest
@@ -89,11 +87,10 @@ def refusal(frames: int, precision: str, settings: CompileSettings, widest: tupl
         f"{frames} frames in {precision} at level {settings.optimization_level} need about "
         f"{need / GB:.1f} GB of compiler memory"
     )
-    if width > MAX_WIDTH and (settings.optimization_level > 1 or settings.graph_splitting):
+    if width > MAX_WIDTH and settings.optimization_level > 1:
         return (
-            f"too wide: tensor {name} is {width} wide; beyond {MAX_WIDTH} HTP's compiler fails"
-            + (" with graph splitting" if settings.graph_splitting else " above level 1")
-            + f" (QNN 1002 or a crash); {memory}"
+            f"too wide: tensor {name} is {width} wide; beyond {MAX_WIDTH} HTP's compiler fails above level 1 "
+            f"(QNN 1002 or a crash); {memory}"
         )
     if frames > LONG_FRAMES and not settings.long_buckets:
         return (

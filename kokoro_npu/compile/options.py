@@ -42,7 +42,6 @@ class CompileSettings:
         backend: name of a compile backend, see ``kokoro_npu.compile.backends.BACKENDS``.
         optimization_level: finalize level, 1 to 3. It changes the arithmetic, so it is part of what an audit
             certifies.
-        graph_splitting: let the compiler split the graph: less memory, larger binary.
         long_buckets: compile buckets of more than ``memory.LONG_FRAMES`` too, many minutes each.
         options: further QNN provider options of the allow-list, name to value.
         memory_reserve_gib: memory in GiB that the compiler must leave to the rest of the machine.
@@ -51,7 +50,6 @@ class CompileSettings:
 
     backend: str = "local"
     optimization_level: int = 2
-    graph_splitting: bool = False
     long_buckets: bool = False
     options: Mapping[str, str | int | bool] = field(default_factory=dict)
     memory_reserve_gib: float = 1.5
@@ -81,6 +79,7 @@ _ALLOWED: dict[str, tuple[str, ...] | None] = {
     "enable_block_quant_weight_optimization": _FLAG,
     "enable_framework_op_trace": _FLAG,
     "enable_htp_fp16_clamp_overflow": _FLAG,
+    "enable_htp_graph_splitting": _FLAG,
     "enable_htp_monolithic_lstm": _FLAG,
     "enable_htp_prepare_only": _FLAG,
     "enable_htp_spill_fill_buffer": _FLAG,
@@ -110,7 +109,6 @@ _REFUSED = {
     "htp_arch": "set target.htp_arch",
     "enable_htp_fp16_precision": "it is always 1: the float part of a graph runs in half precision",
     "htp_graph_finalization_optimization_mode": "set compile.optimization_level",
-    "enable_htp_graph_splitting": "set compile.graph_splitting",
     "offload_graph_io_quantization": "it is always 0: with 1 the boundary Q/DQ nodes would run on the CPU",
     "dump_qnn_ir_dlc": "with it nothing is finalized and no binary comes out; the op audit uses it",
     "dump_qnn_ir_dlc_dir": "the op audit uses it",
@@ -149,14 +147,12 @@ def provider_options(target: Target, settings: CompileSettings) -> dict[str, str
     }
     for name, value in extra.items():
         _check_option(name, value, target)
-    options = {
+    return {
         "soc_model": str(target.soc_model),
         "htp_arch": str(target.htp_arch),
         "vtcm_mb": str(target.vtcm_mb),
         "enable_htp_fp16_precision": "1",
         "htp_graph_finalization_optimization_mode": str(settings.optimization_level),
         "offload_graph_io_quantization": "0",
+        **extra,
     }
-    if settings.graph_splitting:
-        options["enable_htp_graph_splitting"] = "1"
-    return options | extra

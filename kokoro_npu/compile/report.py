@@ -45,7 +45,6 @@ def not_compiled(backend: str, frames: int, spec: Spec, reason: str = "") -> dic
         "soc_model": target.soc_model,
         "htp_arch": target.htp_arch,
         "optimization_level": settings.optimization_level,
-        "graph_splitting": settings.graph_splitting,
         "binary_bytes": 0,
         "seconds": 0.0,
         "peak_rss_bytes": 0,

@@ -8,13 +8,13 @@ The answer is written as JSON to the path that the request names.
 import ctypes
 import json
 import os
-import resource
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 from kokoro_npu.compile.binary_reader import read_in_process
+from kokoro_npu.machine import peak_rss_bytes
 
 _PR_SET_PDEATHSIG = 1
 _PROVIDER = "QNNExecutionProvider"
@@ -32,11 +32,6 @@ def _devices(ort: Any) -> list[Any]:
 def _return_freed_memory() -> None:
     """Give what one compile has freed back to the system, before the next asks for more."""
     ctypes.CDLL(None).malloc_trim(0)
-
-
-def _peak_rss_bytes() -> int:
-    # Kilobytes on Linux.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _session_options(request: dict[str, Any]) -> Any:
@@ -81,7 +76,7 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
         options = _session_options(request | {"session_entries": entries})
         # enable_fallback=0, or ONNX Runtime retries on the CPU and the true error is lost.
         ort.InferenceSession(each["model"], options, enable_fallback=0)
-        measured.append({"seconds": round(time.monotonic() - start, 1), "peak_rss_bytes": _peak_rss_bytes()})
+        measured.append({"seconds": round(time.monotonic() - start, 1), "peak_rss_bytes": peak_rss_bytes()})
         _return_freed_memory()
     return {"measured": measured}
 
@@ -138,7 +133,7 @@ def main(request_path: str) -> int:
         answer = {"ok": True} | _COMMANDS[request["command"]](request)
     except Exception as error:  # the boundary to the parent: any failure becomes its message
         answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
-    answer["peak_rss_bytes"] = _peak_rss_bytes()
+    answer["peak_rss_bytes"] = peak_rss_bytes()
     target = Path(request["result"])
     part = target.with_suffix(".part")
     part.write_text(json.dumps(answer), encoding="utf-8")

@@ -4,7 +4,7 @@ A graph is compiled as a whole, so that an op can be right alone and wrong among
 from its inputs up to one tensor, with that tensor as its output, so an error shows at the op that makes it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -14,6 +14,9 @@ from kokoro_npu.compile.options import CompileSettings, Target
 from kokoro_npu.emulation.graph import Graph, Tensor, values
 from kokoro_npu.emulation.htp import Job, agreement_db, emulate
 from kokoro_npu.errors import KokoroNpuError
+
+_BATCH = 8
+"""Cuts in one child process."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,7 @@ def compare(
     feeds: Mapping[str, Tensor],
     target: Target,
     settings: CompileSettings,
-    scope: str = "",
-    batch: int = 8,
+    scope: str,
 ) -> Iterator[Cut]:
     """Cut a graph after each op of a scope and compare, in the order of the graph.
 
@@ -58,7 +60,6 @@ def compare(
         target: the chip.
         settings: finalize level and options, those that ship.
         scope: prefix of node names, such as ``/decode.0/``; empty for the whole graph.
-        batch: cuts in one child process.
 
     Raises:
         KokoroNpuError: no op has this prefix.
@@ -70,19 +71,14 @@ def compare(
         raise KokoroNpuError(f"{scope!r} is the prefix of no op; names begin with {', '.join(heads[:20])}")
     inside = {name for node in nodes for name in node.output}
     entries = list(dict.fromkeys(name for node in nodes for name in graph.sources(node) if name not in inside))
-    cuts = [(node, name) for node in nodes for name in node.output if name]
-    seen = {name: graph.quantized(name)[0] for _, name in cuts}
-    truth = values(model, feeds, [*entries, *seen.values()])
+    cuts = [(node, name, graph.quantized(name)[0]) for node in nodes for name in node.output if name]
+    truth = values(model, feeds, [*entries, *(seen for _, _, seen in cuts)])
     with tqdm(total=len(cuts), desc=f"cut {scope or model.graph.name}", unit="cut") as bar:
-        for start in range(0, len(cuts), batch):
-            some = cuts[start : start + batch]
-            answers = emulate(_jobs(graph, entries, [seen[name] for _, name in some], truth), target, settings)
-            for (node, name), answer in zip(some, answers, strict=True):
+        for start in range(0, len(cuts), _BATCH):
+            some = cuts[start : start + _BATCH]
+            parts = [graph.part(entries, [seen]) for _, _, seen in some]
+            jobs = [Job(part, {info.name: truth[info.name] for info in part.graph.input}) for part in parts]
+            for (node, name, seen), answer in zip(some, emulate(jobs, target, settings), strict=True):
                 bar.update()
-                level = None if answer.error else agreement_db({seen[name]: truth[seen[name]]}, answer.outputs)
+                level = None if answer.error else agreement_db({seen: truth[seen]}, answer.outputs)
                 yield Cut(node.name or name, node.op_type, name, level, answer.error)
-
-
-def _jobs(graph: Graph, entries: Sequence[str], tensors: Sequence[str], truth: Mapping[str, Tensor]) -> list[Job]:
-    parts = [graph.part(entries, [tensor]) for tensor in tensors]
-    return [Job(part, {info.name: truth[info.name] for info in part.graph.input}) for part in parts]

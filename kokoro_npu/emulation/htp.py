@@ -74,8 +74,7 @@ def estimate_seconds(cost: Cost, form: str) -> float:
 def fingerprint(target: Target, settings: CompileSettings) -> str:
     """All but model and inputs that an answer depends on, as text: a part of the key of whoever keeps answers."""
     parts: list[Any] = [target.soc_model, target.htp_arch, target.vtcm_mb, settings.optimization_level]
-    parts += [settings.graph_splitting, dict(settings.options)]
-    parts += [flat_versions(("onnx", "onnxruntime", "onnxruntime-qnn"))]
+    parts += [dict(settings.options), flat_versions(("onnx", "onnxruntime", "onnxruntime-qnn"))]
     return json.dumps(parts, sort_keys=True)
 
 

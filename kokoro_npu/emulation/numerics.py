@@ -2,8 +2,8 @@
 
 A node that the compiler takes can still compute something else than ONNX says: a depthwise ConvTranspose does, and a
 quantized Reciprocal above 1. So each class of :mod:`kokoro_npu.emulation.classes` is cut out of the decoder, fed with
-what it sees when an utterance of the reference set is decoded, and compared with ONNX Runtime: the float graph, which HTP
-runs in half precision, and the quantized one, at the finalize level that ships.
+what it sees when an utterance of the reference set is decoded, and compared with ONNX Runtime: the float graph, which
+HTP runs in half precision, and the quantized one, at the finalize level that ships.
 """
 
 import hashlib
