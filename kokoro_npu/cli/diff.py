@@ -1,11 +1,13 @@
 """``kokoro-npu diff``: what one model has that another has not."""
 
+from collections import Counter
 from pathlib import Path
 
 import click
 
 from kokoro_npu.cli._tables import console, table
-from kokoro_npu.graphs.counting import GROUPINGS, OP, difference
+from kokoro_npu.graphs.counting import GROUPINGS, OP, count, interface_changes
+from kokoro_npu.graphs.reading import read_graph
 
 _MB = 1e6
 
@@ -17,19 +19,20 @@ _MB = 1e6
 @click.option("--depth", type=click.IntRange(min=1), default=2, show_default=True, help="Scopes of a name, by=name.")
 def command(before: Path, after: Path, by: str, depth: int) -> None:
     """Compare the ONNX files BEFORE and AFTER: operations added and removed, weights, inputs and outputs."""
-    found = difference(before, after, by, depth)
+    sides = [count(path, by, depth) for path in (before, after)]
+    old, new = (Counter({row.group: row.nodes for row in side}) for side in sides)
     printer = console()
-    for title, changes in (("Added", found.added), ("Removed", found.removed)):
-        rows = [(group, f"{nodes:,}") for group, nodes in changes.items()]
-        printer.print(table(title, (by, "Nodes"), rows, ("Total", f"{sum(changes.values()):,}")))
-    totals = [
-        (name, *(f"{value / scale:{form}}" for value in pair), f"{(pair[1] - pair[0]) / scale:+{form}}")
-        for name, pair, scale, form in (
-            ("Nodes", found.nodes, 1, ",.0f"),
-            ("Parameters", found.parameters, 1, ",.0f"),
-            ("Stored tensors (MB)", found.bytes, _MB, ",.2f"),
-        )
-    ]
+    for title, changes in (("Added", new - old), ("Removed", old - new)):
+        rows = [(group, f"{nodes:,}") for group, nodes in sorted(changes.items())]
+        printer.print(table(title, (by, "Nodes"), rows, ("Total", f"{changes.total():,}")))
+    totals = []
+    for name, field, scale, form in (
+        ("Nodes", "nodes", 1, ",.0f"),
+        ("Parameters", "parameters", 1, ",.0f"),
+        ("Stored tensors (MB)", "bytes", _MB, ",.2f"),
+    ):
+        first, second = (sum(getattr(row, field) for row in side) / scale for side in sides)
+        totals.append((name, f"{first:{form}}", f"{second:{form}}", f"{second - first:+{form}}"))
     printer.print(table("Totals", ("", "Before", "After", "Difference"), totals))
-    for line in found.interface or ["Inputs and outputs are the same."]:
+    for line in interface_changes(read_graph(before), read_graph(after)) or ["Inputs and outputs are the same."]:
         printer.print(line, markup=False)

@@ -71,6 +71,4 @@ def load_reference_set(directory: Path, part: str) -> Iterator[ReferenceUtteranc
 def longest_fitting(recorded: Sequence[ReferenceUtterance], bucket: Bucket) -> ReferenceUtterance:
     """The utterance that fills a bucket most; for a bucket too small for any, the shortest."""
     fitting = [item for item in recorded if item.frames <= bucket.frames]
-    if not fitting:
-        return min(recorded, key=lambda item: item.frames)
-    return max(fitting, key=lambda item: item.frames)
+    return max(fitting, key=lambda item: item.frames) if fitting else min(recorded, key=lambda item: item.frames)

@@ -1,4 +1,4 @@
-"""What an ONNX model is made of: nodes and bytes by operator, type or place, and what differs between two models."""
+"""What an ONNX model is made of: nodes and bytes by operator, type or place; and how two models' interfaces differ."""
 
 import math
 from collections import Counter
@@ -96,49 +96,6 @@ def file_sizes(path: Path) -> dict[str, int | None]:
     return {file.name: file.stat().st_size if file.is_file() else None for file in files}
 
 
-@dataclass(frozen=True)
-class Difference:
-    """What changed from one model to another.
-
-    Attributes:
-        added: operator to the nodes there are more of it.
-        removed: operator to the nodes there are fewer of it.
-        nodes: of each model.
-        parameters: elements of the stored tensors of each.
-        bytes: of the stored tensors of each.
-        interface: one line for each input or output that was added, removed or changed.
-    """
-
-    added: dict[str, int]
-    removed: dict[str, int]
-    nodes: tuple[int, int]
-    parameters: tuple[int, int]
-    bytes: tuple[int, int]
-    interface: list[str]
-
-
-def difference(before: Path | str, after: Path | str, by: str = OP, depth: int = 2) -> Difference:
-    """Compare two models; ``by`` and ``depth`` as in `count`.
-
-    Raises:
-        KokoroNpuError: as `count`.
-    """
-    rows = [count(path, by, depth) for path in (before, after)]
-    counts = [Counter({row.group: row.nodes for row in side}) for side in rows]
-    totals = [
-        (sum(r.nodes for r in side), sum(r.parameters for r in side), sum(r.bytes for r in side)) for side in rows
-    ]
-    nodes, parameters, stored = zip(*totals, strict=True)
-    return Difference(
-        dict(sorted((counts[1] - counts[0]).items())),
-        dict(sorted((counts[0] - counts[1]).items())),
-        nodes,
-        parameters,
-        stored,
-        _interface_changes(read_graph(before), read_graph(after)),
-    )
-
-
 def _scope(name: str, depth: int) -> str:
     """The first scopes of a node's name; a node that lies in none is its own."""
     parts = name.strip("/").split("/")
@@ -168,7 +125,8 @@ def _node_types(model: ModelProto, used: list[Constant]) -> dict[str, str]:
     return types
 
 
-def _interface_changes(before: ModelProto, after: ModelProto) -> list[str]:
+def interface_changes(before: ModelProto, after: ModelProto) -> list[str]:
+    """One line for each input or output that was added, removed or changed from one model to another."""
     changes = []
     for kind in ("input", "output"):
         sides = []

