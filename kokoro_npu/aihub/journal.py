@@ -59,11 +59,6 @@ class Journal:
         write_json(self.path(name), entry | texts)
         return entry
 
-    def entries(self, prefix: str) -> Iterator[dict[str, Any]]:
-        """All entries whose name starts with ``prefix``."""
-        for path in sorted(self.directory.glob(f"{prefix}*.json")):
-            yield self.read(path.stem)
-
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
         """Hold an entry against other processes; the kernel lets go of it when this one ends, however it ends.

@@ -60,11 +60,12 @@ def compile_decoder(onnx_path: Path, frames: int, spec: Spec, out_dir: Path) -> 
                 place = out_dir if device is found[0] else out_dir / device.slug
                 path = place / f"{onnx_path.stem}_ctx_qnn.bin"  # the name that the local compiler gives
                 try:
-                    info = _fetch(service, journal, request, outcome.job_id, path)
+                    info, found_digest = _fetch(service, journal, request, outcome.job_id, path)
                     level, what = spec.settings.optimization_level, f"{request.label}: {path.name}"
                     binary.check_binary(info, target, level, onnx_path, what)
                     row |= {"compiled": True, "binary_bytes": path.stat().st_size, "qairt": info.qairt_build}
-                    row |= {"binary": str(path.relative_to(out_dir)), **_journalled(journal.read(request.entry))}
+                    row |= {"binary": str(path.relative_to(out_dir)), "sha256": found_digest}
+                    row["seconds"] = _seconds(journal.read(request.entry))
                 except KokoroNpuError as error:
                     path.unlink(missing_ok=True)
                     row["reason"] = str(error)
@@ -143,8 +144,10 @@ def _request(
     return request
 
 
-def _fetch(service: Service, journal: Journal, request: jobs.Request, job_id: str, path: Path) -> binary.BinaryInfo:
-    """Download the binary, and note in the journal which of the service's models it is."""
+def _fetch(
+    service: Service, journal: Journal, request: jobs.Request, job_id: str, path: Path
+) -> tuple[binary.BinaryInfo, str]:
+    """Download the binary; what it is, and its SHA-256. It needs no upload any more: the service has it as a model."""
     produced = ""
 
     def fetch(client: Any, place: str) -> str | None:
@@ -156,11 +159,11 @@ def _fetch(service: Service, journal: Journal, request: jobs.Request, job_id: st
         return str(model.download(place))
 
     info = transfer.download(service, f"download of {request.label}", fetch, binary.read_binary, path)
-    journal.update(request.entry, binary_sha256=sha256(path), target_model_id=produced)
-    return info
+    digest = sha256(path)
+    journal.update(f"binary-{digest[:32]}", id=produced, what=f"binary {path.name}")
+    return info, digest
 
 
-def _journalled(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _seconds(entry: Mapping[str, Any]) -> float:
     # A job that was found by its name was submitted by another run: only its end was seen.
-    begun = entry.get("submitting_at", entry["finished_at"])
-    return {"sha256": entry["binary_sha256"], "seconds": round(entry["finished_at"] - begun, 1)}
+    return round(float(entry["finished_at"] - entry.get("submitting_at", entry["finished_at"])), 1)

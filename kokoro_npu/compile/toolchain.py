@@ -32,7 +32,6 @@ _LIBRARIES = ("libQnnHtp.so", "libHtpPrepare.so", "libQnnSystem.so", "libQnnIr.s
 _ROOT = str(Path(__file__).resolve().parents[2])
 _POLL_SECONDS = 0.2
 _LINE_SECONDS = 30.0
-# Not -m: the package imports the worker, and runpy warns about modules that are imported already.
 _ENTRY = "import sys; from kokoro_npu.compile.worker import main; sys.exit(main(sys.argv[1]))"
 
 

@@ -156,9 +156,7 @@ def _request(service: Service, journal: Journal, sent: _Sent, size: str, device:
     options, binary = inference_options(service.settings), sha256(sent.binary)
 
     def upload() -> tuple[str, str]:
-        for entry in journal.entries(f"{jobs.COMPILE}-"):
-            if entry.get("binary_sha256") == binary:  # the service has made it
-                journal.update(f"binary-{binary[:32]}", id=entry["target_model_id"])
+        # Known without an upload where the service has made it: the compile noted that in the journal.
         model = transfer.uploaded_id(
             service,
             journal,
