@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tools.plan import closure, script
-
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "kokoro_npu"
 ROOMS = sorted(path.parent for path in LIBRARY.glob("*/__init__.py"))
@@ -62,3 +60,46 @@ def test_imports_go_one_way(tmp_path: Path, module: str, line: str, contract: st
     broken = [row for row in done.stdout.splitlines() if row.endswith("BROKEN")]
     assert done.returncode == bool(contract), done.stdout + done.stderr
     assert any(contract in row for row in broken) == bool(contract)
+
+
+TORCH_MODEL = {"export-duration", "reference-set", "decoder-weights", "export-decoder", "calibrate", "parity-eval"}
+"""Stages that build upstream's model from the weights; besides them fetch-weights, for the names of its tensors, and
+device-profile, which times it."""
+STATIC_DECODER = {"decoder-weights", "export-decoder", "calibrate", "parity-eval", "device-profile"}
+COMPILER = {"op-audit", "qai-compile", "shared-binary", "device-profile"}
+"""device-profile reads a binary with the compiler's library before it sends it to devices."""
+
+# A file, and the stages of the default build that a change of it reruns. What follows them runs when they write
+# something new.
+READERS: list[tuple[str, set[str]]] = [
+    ("weights/kmodel.py", TORCH_MODEL | {"fetch-weights", "device-profile"}),
+    ("weights/writing.py", {"fetch-weights"}),
+    ("weights/wheel.py", {"fetch-weights"}),
+    ("weights/canonical.py", set(STAGES) - {"quantize"}),
+    ("model/reference.py", {"reference-set", "parity-eval", "device-profile"}),
+    ("model/decoder.py", STATIC_DECODER),
+    ("model/prosody.py", {"export-duration"}),
+    ("host/frontend.py", {"reference-set", "device-profile"}),
+    ("corpus/recording.py", {"reference-set"}),
+    ("quantize/calibrate.py", {"calibrate"}),
+    ("quantize/apply.py", {"calibrate", "quantize"}),
+    ("aihub/jobs.py", {"qai-compile", "device-profile"}),
+    ("compile/local.py", {"qai-compile", "shared-binary"}),
+    ("compile/worker.py", COMPILER),
+    ("audit/placement.py", {"op-audit"}),
+    ("evaluate/parity.py", {"parity-eval", "device-profile"}),
+    ("evaluate/summary.py", {"summary"}),
+    ("page/page.py", {"report"}),
+    ("sdk/package.py", {"package"}),
+    ("sensitivity/analysis.py", set()),
+    ("runtimes/litert.py", set()),
+]
+
+
+@pytest.mark.parametrize(("file", "stages"), READERS, ids=[file for file, _ in READERS])
+def test_a_file_reruns_the_stages_that_run_it(file: str, stages: set[str]) -> None:
+    assert (LIBRARY / file).is_file()
+    path = f"kokoro_npu/{file}"
+    # A directory stands for all that lies in it; dvc.yaml is what the imports say (test_plan).
+    found = {name for name, stage in STAGES.items() if any(f"{path}/".startswith(f"{dep}/") for dep in stage["deps"])}
+    assert found == stages
