@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,24 @@ from kokoro_npu.compile.binary_reader import read_in_process
 from kokoro_npu.machine import peak_rss_bytes
 
 _PR_SET_PDEATHSIG = 1
+_ADDR_NO_RANDOMIZE = 0x0040000
 _PROVIDER = "QNNExecutionProvider"
 
 
 def _die_with_parent() -> None:
     """Ask the kernel to end this process with its parent: a killed build leaves no compiler behind."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _fix_addresses() -> None:
+    """Start this process again without address randomization, where the kernel allows it.
+
+    The compiler writes heap addresses into a binary (64 words of the one of 120 frames), which would differ each time.
+    """
+    personality = ctypes.CDLL(None).personality
+    current = personality(0xFFFFFFFF)  # which asks only
+    if not current & _ADDR_NO_RANDOMIZE and personality(current | _ADDR_NO_RANDOMIZE) != -1:
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def _devices(ort: Any) -> list[Any]:
@@ -129,6 +142,8 @@ def main(request_path: str) -> int:
     """Run the request; exit 0 and ``ok: true``, or 1 and a one-line error in the answer."""
     _die_with_parent()
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    if request["command"] == "compile":
+        _fix_addresses()
     try:
         answer = {"ok": True} | _COMMANDS[request["command"]](request)
     except Exception as error:  # the boundary to the parent: any failure becomes its message
