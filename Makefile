@@ -43,7 +43,7 @@ repro: setup
 	dvc repro
 
 test: setup
-	python -m pytest
+	python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	ruff check .

@@ -10,7 +10,6 @@ The rules decide only whether a stage may run, never what it reads or writes. So
 of any stage, and a new rule reruns nothing.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kokoro_npu.build.labels import FP32, QUANTIZED, TORCH
 from kokoro_npu.compile.chips import read_chip
-from kokoro_npu.errors import KokoroNpuError
+from kokoro_npu.errors import KokoroNpuError, did_you_mean
 from kokoro_npu.evaluate.gates import FIGURES, gate_names
 
 _CONF = Path(__file__).resolve().parents[1]
@@ -287,9 +286,7 @@ def _check(value: Any, rule: Any, path: str) -> None:
         raise KokoroNpuError(f"{path or 'params.yaml'} is {value!r}; it must hold {', '.join(rule)}")
     for key in value:
         if key not in rule:
-            near = difflib.get_close_matches(str(key), rule, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(rule)}"
-            raise KokoroNpuError(f"{prefix}{key} is not a parameter; {hint}")
+            raise KokoroNpuError(f"{prefix}{key} is not a parameter; {did_you_mean(key, rule)}")
     for key, inner in rule.items():
         if key not in value:
             raise KokoroNpuError(f"{prefix}{key} is missing from the parameters")
