@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 from kokoro_npu.cli import bisect, qnn_cost
 from kokoro_npu.cli.main import cli
@@ -111,11 +112,11 @@ def test_the_commands_take_their_chip_from_the_table(tmp_path: Path, monkeypatch
     monkeypatch.setattr(bisect, "compare", compare)
     monkeypatch.setattr(bisect, "require_emulation", lambda: None)
     model = decoder_like(tmp_path / "m.onnx")
-    np.savez(tmp_path / "feeds.npz", allow_pickle=False, **{n: np.zeros(s, np.float32) for n, s in INPUTS.items()})
+    save_file({n: np.zeros(s, np.float32) for n, s in INPUTS.items()}, tmp_path / "feeds.safetensors")
     shutil.copytree(ROOT / "conf" / "target", tmp_path / "conf" / "target")
     (tmp_path / "conf" / "target" / "new.yaml").write_text(CHIP, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    for command in (["qnn-cost", str(model)], ["bisect", str(model), "feeds.npz"]):
+    for command in (["qnn-cost", str(model)], ["bisect", str(model), "feeds.safetensors"]):
         for options in ([], ["--target", "new"]):
             CliRunner().invoke(cli, [*command, *options])
         wrong = CliRunner().invoke(cli, [*command, "--target", "sm8651"])

@@ -145,7 +145,7 @@ def test_a_report_of_one_binary_for_all(models: dict[str, Path], tmp_path: Path)
 
 
 def test_what_a_graph_costs(models: dict[str, Path]) -> None:
-    done = CliRunner().invoke(cli, ["qnn-cost", str(models["fp16"]), "--precision", "fp16", "--json"])
+    done = CliRunner().invoke(cli, ["qnn-cost", str(models["fp16"]), "--precision", "fp16"])
     assert done.exit_code == 0, done.output
     cost = json.loads(done.stdout[done.stdout.index("{") :])
     assert cost["qnn_ops"] == sum(cost["ops"].values())

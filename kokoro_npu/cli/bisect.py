@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import click
-import numpy as np
 from rich.console import Console
 from rich.table import Table
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from kokoro_npu.compile.binary import model_io
@@ -21,17 +21,13 @@ from kokoro_npu.host.steps import pad_to_bucket
 
 
 def _feeds(path: Path, model: Path) -> dict[str, Tensor]:
-    """Inputs as they are (.npz), or an utterance of the reference set (.safetensors) padded to the model's frames."""
+    """Inputs as they are; those of an utterance of the reference set are padded to the model's frames."""
     shapes = {name: shape for name, (shape, _) in model_io(model)[0].items()}
     try:
-        if path.suffix == ".npz":
-            with np.load(path) as stored:
-                found = dict(stored)
-        else:
-            found = dict(load_file(path))
-    except Exception as error:  # three libraries, each with its own
-        raise KokoroNpuError(f"{path}: neither .npz nor .safetensors: {error}") from None
-    if path.suffix != ".npz" and "frame_mask" in shapes:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise KokoroNpuError(f"{path}: not a safetensors file: {error}") from None
+    if "aligned_features" in found and "frame_mask" not in found:
         found = pad_to_bucket(found, Bucket(shapes["frame_mask"][-1]))
     wrong = [name for name, shape in shapes.items() if name not in found or found[name].shape != shape]
     if wrong:
@@ -46,27 +42,22 @@ def _feeds(path: Path, model: Path) -> dict[str, Tensor]:
 @click.option("--target", default=DEFAULT, show_default=True, help="Chip, a file of conf/target.")
 @click.option("--level", type=click.IntRange(1, 3), default=2, show_default=True, help="Finalize level.")
 @click.option("--floor", default=40.0, show_default=True, help="An op departs below so many dB.")
-@click.option("--stop", is_flag=True, help="Stop at the first op that departs.")
-def command(model: Path, feeds: Path, scope: str, target: str, level: int, floor: float, stop: bool) -> None:
-    """Cut MODEL (.onnx) at every tensor, and name the first op at which the HTP emulation leaves ONNX Runtime.
+def command(model: Path, feeds: Path, scope: str, target: str, level: int, floor: float) -> None:
+    """Cut MODEL (.onnx) after one op after the other, up to the first at which the HTP emulation leaves ONNX Runtime.
 
-    FEEDS is an utterance of the reference set (artifacts/reference_set/<id>.safetensors) or an .npz with the model's
-    inputs. Inputs of the scope are ONNX Runtime's, so what departs departs within it. About a second a cut.
+    FEEDS is an utterance of the reference set (artifacts/reference_set/<id>.safetensors) or a safetensors file with the
+    model's inputs. Inputs of the scope are ONNX Runtime's, so what departs departs within it. About a second a cut.
     """
     require_emulation()
     settings = CompileSettings(optimization_level=level)
     table = Table("dB", "op", "node", "tensor")
-    first = None
+    verdict = f"no op departs: all are at or above {floor:g} dB at level {level}"
     for cut in compare(read_model(model), _feeds(feeds, model), read_chip(target), settings, scope):
         table.add_row("-" if cut.snr_db is None else f"{cut.snr_db:.1f}", cut.op, cut.node, cut.error or cut.tensor)
-        if first is None and cut.departs(floor):
-            first = cut
-        if first and stop:
+        if cut.departs(floor):
+            what = cut.error or f"{cut.snr_db:.1f} dB, below {floor:g}"
+            verdict = f"first op that departs: {cut.node} ({cut.op}) at level {level}: {what}"
             break
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False)
     console.print(table)
-    if first is None:
-        console.print(f"no op departs: all are at or above {floor:g} dB at level {level}", highlight=False)
-    else:
-        what = first.error or f"{first.snr_db:.1f} dB, below {floor:g}"
-        console.print(f"first op that departs: {first.node} ({first.op}) at level {level}: {what}", highlight=False)
+    console.print(verdict)

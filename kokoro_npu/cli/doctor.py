@@ -121,10 +121,7 @@ def _packages(root: Path) -> Finding:
 
 
 def _required() -> list[str]:
-    try:
-        entries = importlib.metadata.requires("kokoro-npu") or []
-    except importlib.metadata.PackageNotFoundError:
-        return ["kokoro-npu"]
+    entries = importlib.metadata.requires("kokoro-npu") or []
     return [Requirement(entry).name for entry in entries if "extra ==" not in entry]
 
 

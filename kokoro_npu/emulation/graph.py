@@ -103,9 +103,8 @@ def values(model: ModelProto, feeds: Mapping[str, Tensor], names: Collection[str
         feeds: inputs by name.
         names: tensors to give; the model's outputs by default. Inputs of the model are given back as they are.
     """
-    given: dict[str, Tensor] = {}
+    given = {name: feeds[name] for name in names or () if name in feeds}
     if names is not None:
-        given = {name: feeds[name] for name in names if name in feeds}
         wanted = [name for name in names if name not in feeds]
         if not wanted:
             return given

@@ -6,11 +6,12 @@ what it sees when an utterance of the reference set is decoded, and compared wit
 HTP runs in half precision, and the quantized one, at the finalize level that ships.
 """
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,6 @@ from kokoro_npu.emulation.htp import FORMS, Job, agreement_db, emulate, estimate
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import read_json, write_json
 from kokoro_npu.graphs.cost import count_model
-
-COLUMNS = ("form", "op", "snr_db", "error", "nodes", "node", "description")
 
 _NOT_MEASURED = "not measured"
 _CAPTURED_BYTES = 2 << 30
@@ -74,32 +73,24 @@ def audit_numerics(
         processes: emulations at a time, one core each.
 
     Returns:
-        One row a class and form with the columns `COLUMNS`, the worst first: ``snr_db`` of the emulation against ONNX
-        Runtime CPU for the same graph (200 for equal outputs), or ``error``; ``nodes`` of the class, and the ``node``
-        that was measured.
+        One row a class and form, the worst first: ``form``, ``op``, ``snr_db`` of the emulation against ONNX Runtime
+        CPU for the same graph (200 for equal outputs) or ``error``, how many ``nodes`` the class has, the ``node`` that
+        was measured, and its ``description``.
     """
-    left_out = {
-        "snr_db": None,
-        "error": f"{_NOT_MEASURED}: the classes that no cache holds would take more than {max_seconds:.0f} s",
-    }
+    left_out = f"{_NOT_MEASURED}: the classes that no cache holds would take more than {max_seconds:.0f} s"
+    run_key = fingerprint(target, settings)
     rows = []
     for form in forms:
         graph = Graph(form.model)
-        classes = {
-            one: cache_dir / f"{_cache_key(form, one, target, settings)}.json" for one in op_classes(graph, frames)
-        }
+        keys = {one: "\n".join([one.key, form.made_from, run_key]) for one in op_classes(graph, frames)}
+        classes = {one: cache_dir / f"{sha256(key.encode()).hexdigest()}.json" for one, key in keys.items()}
         missing = {one: path for one, path in classes.items() if not path.is_file()}
         _measure(form, graph, missing, feeds, target, settings, max_seconds, processes)
         for one, path in classes.items():
-            figure = read_json(path) if path.is_file() else left_out
-            own = {"form": form.name, "op": one.op, "nodes": len(one.nodes), "node": one.nodes[0]}
-            rows.append(own | figure | {"description": one.label})
-    table = pd.DataFrame(rows, columns=list(COLUMNS))
-    return table.sort_values(["form", "snr_db", "node"], na_position="first", ignore_index=True)
-
-
-def _cache_key(form: Form, one: OpClass, target: Target, settings: CompileSettings) -> str:
-    return hashlib.sha256("\n".join([one.key, form.made_from, fingerprint(target, settings)]).encode()).hexdigest()
+            figure = read_json(path) if path.is_file() else {}
+            row = {"form": form.name, "op": one.op, "snr_db": None, "error": left_out} | figure
+            rows.append(row | {"nodes": len(one.nodes), "node": one.nodes[0], "description": one.label})
+    return pd.DataFrame(rows).sort_values(["form", "snr_db", "node"], na_position="first", ignore_index=True)
 
 
 def _measure(
@@ -115,36 +106,27 @@ def _measure(
     """Measure the classes that no cache holds, the cheap ones first, as far as the time allows."""
     parts = {one: one.model(graph) for one in missing}
     seconds = {one: estimate_seconds(count_model(part), form.name) for one, part in parts.items()}
-    chosen: list[OpClass] = []
-    total = 0.0
-    for one in sorted(missing, key=lambda one: seconds[one]):
-        if (total + seconds[one]) / processes > max_seconds:
-            break
-        total += seconds[one]
-        chosen.append(one)
-    if not chosen:
-        return
-    print(f"{form.name}: {len(chosen)} classes, about {total / processes:.0f} s", flush=True)
+    cheap_first = sorted(missing, key=lambda one: seconds[one])
+    totals = accumulate(seconds[one] for one in cheap_first)
+    chosen = [one for one, total in zip(cheap_first, totals, strict=True) if total / processes <= max_seconds]
+
+    def run(chunk: Sequence[tuple[OpClass, dict[str, Tensor]]]) -> int:
+        answers = emulate([Job(parts[one], own) for one, own in chunk], target, settings)
+        for (one, own), answer in zip(chunk, answers, strict=True):
+            level = None if answer.error else agreement_db(values(parts[one], own), answer.outputs)
+            write_json(missing[one], {"snr_db": level, "error": answer.error})
+        return len(chunk)
+
     with (
         ThreadPoolExecutor(processes) as pool,
-        tqdm(total=len(chosen), desc=f"{form.name} ops", unit="class") as bar,
+        tqdm(total=len(chosen), desc=f"{form.name} ops", unit="class", disable=not chosen) as bar,
     ):
         for group in _groups(graph, chosen[::-1]):  # the dear ones first, so that the processes end together
-            inputs = values(form.model, feeds, list(dict.fromkeys(name for one in group for name in one.inputs)))
-            work = [(Job(parts[one], {name: inputs[name] for name in one.inputs}), missing[one]) for one in group]
+            inputs = values(form.model, feeds, {name for one in group for name in one.inputs})
+            work = [(one, {name: inputs[name] for name in one.inputs}) for one in group]
             step = -(-len(work) // _CHUNK)
-            for done in pool.map(lambda chunk: _run(chunk, target, settings), (work[at::step] for at in range(step))):
+            for done in pool.map(run, (work[at::step] for at in range(step))):
                 bar.update(done)
-
-
-def _run(chunk: Sequence[tuple[Job, Path]], target: Target, settings: CompileSettings) -> int:
-    """Emulate some classes in one child process and keep their figures; how many."""
-    answers = emulate([job for job, _ in chunk], target, settings)
-    for (job, path), answer in zip(chunk, answers, strict=True):
-        assert isinstance(job.model, onnx.ModelProto)
-        level = None if answer.error else agreement_db(values(job.model, job.feeds), answer.outputs)
-        write_json(path, {"snr_db": level, "error": answer.error})
-    return len(chunk)
 
 
 def _groups(graph: Graph, chosen: Sequence[OpClass]) -> Iterator[list[OpClass]]:
@@ -158,7 +140,8 @@ def _groups(graph: Graph, chosen: Sequence[OpClass]) -> Iterator[list[OpClass]]:
             group, held = [], 0
         group.append(one)
         held += size
-    yield group
+    if group:
+        yield group
 
 
 def summarize(table: pd.DataFrame) -> dict[str, Any]:

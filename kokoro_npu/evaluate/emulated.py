@@ -3,7 +3,6 @@
 Minutes an utterance, so each decoded utterance is kept, and a killed run goes on where it stopped.
 """
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,13 +18,12 @@ from kokoro_npu.build import places
 from kokoro_npu.compile.local import compile_decoder
 from kokoro_npu.compile.options import CompileSettings, Spec, Target
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
-from kokoro_npu.emulation.htp import Job, emulate, estimate_seconds, fingerprint
+from kokoro_npu.emulation.htp import Job, emulate, fingerprint
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.evaluate.parity import Variant, middle, onnx_variant, replayed
 from kokoro_npu.files import atomic
 from kokoro_npu.files import sha256 as file_sha256
 from kokoro_npu.geometry import Array, Bucket
-from kokoro_npu.graphs.cost import count
 from kokoro_npu.host.steps import pad_to_bucket
 
 QUANTIZED_CPU = "quantized_cpu"
@@ -103,9 +101,7 @@ def decode_all(
             feeds = pad_to_bucket(item.features, bucket)
             path = cache_dir / f"{_key(model, feeds)}.npy"
             tasks.setdefault(decoder.form, []).append(_Decoding(decoder, item.id, feeds, path))
-    every = [task for decodings in tasks.values() for task in decodings]
-    if missing := [task for task in every if not task.path.is_file()]:
-        _announce(missing, len(every), processes)
+    if missing := [task for decodings in tasks.values() for task in decodings if not task.path.is_file()]:
         needed = dict.fromkeys(task.decoder for task in missing)
         binaries = {decoder: _binary(decoder, bucket, target, settings, cache_dir) for decoder in needed}
 
@@ -120,18 +116,6 @@ def decode_all(
         with ThreadPoolExecutor(processes) as pool:  # a failure cancels what has not begun
             list(tqdm(pool.map(run, missing), total=len(missing), desc="emulate", unit="decoding"))
     return {form: [np.load(task.path) for task in decodings] for form, decodings in tasks.items()}
-
-
-def _announce(missing: Sequence[_Decoding], tasks: int, processes: int) -> None:
-    seconds = {d: estimate_seconds(count(d.path), d.form) for d in dict.fromkeys(task.decoder for task in missing)}
-    total = sum(seconds[task.decoder] for task in missing) / min(processes, len(missing))
-    each = ", ".join(f"{decoder.form} {value:.0f} s" for decoder, value in seconds.items())
-    print(
-        f"{len(missing)} of {tasks} decodings to emulate: about {total / 60:.0f} minutes "
-        f"in {processes} processes ({each} each)",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def _key(model: str, feeds: Mapping[str, Array]) -> str:

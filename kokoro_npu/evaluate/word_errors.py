@@ -9,7 +9,6 @@ from typing import Any
 
 import jiwer
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pocketsphinx
 from scipy.signal import resample_poly
@@ -18,10 +17,9 @@ from tqdm import tqdm
 from kokoro_npu.audio.wav import read_wav
 from kokoro_npu.build.labels import FP32, QUANTIZED, REFERENCE
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import SAMPLE_RATE
+from kokoro_npu.geometry import SAMPLE_RATE, Array
 
-Signal = npt.NDArray[np.float32]
-Recogniser = Callable[[Signal], str]
+Recogniser = Callable[[Array], str]
 """Audio [N] float32 at 24 kHz to lower-case words."""
 
 _RECOGNISER_RATE = 16_000
@@ -44,17 +42,14 @@ def pocketsphinx_recogniser(texts: Iterable[str]) -> Recogniser:
         KokoroNpuError: a word that is not in the wheel's dictionary.
     """
     vocabulary = sorted({word for text in texts for word in words(text).split()})
-    sounds = _pronunciations(vocabulary)
-    if unknown := set(vocabulary) - {re.sub(r"\(.*", "", line.split()[0]) for line in sounds}:
+    with tempfile.NamedTemporaryFile("w", suffix=".arpa", encoding="ascii") as model:
+        model.write(_equal_words(vocabulary))
+        model.flush()
+        decoder = pocketsphinx.Decoder(samprate=_RECOGNISER_RATE, loglevel="FATAL", lm=model.name)
+    if unknown := [word for word in vocabulary if decoder.lookup_word(word) is None]:
         raise KokoroNpuError(f"listening: PocketSphinx has no pronunciation of {', '.join(unknown)}; use other words")
-    with tempfile.TemporaryDirectory() as directory:
-        model, dictionary = Path(directory) / "words.arpa", Path(directory) / "words.dict"
-        model.write_text(_equal_words(vocabulary), encoding="ascii")
-        dictionary.write_text("\n".join([*sounds, ""]), encoding="ascii")
-        # Its own dictionary has 130,000 words, most of the seconds that it takes to start.
-        decoder = pocketsphinx.Decoder(samprate=_RECOGNISER_RATE, loglevel="FATAL", lm=str(model), dict=str(dictionary))
 
-    def run(audio: Signal) -> str:
+    def run(audio: Array) -> str:
         wide = resample_poly(audio, _RECOGNISER_RATE, SAMPLE_RATE)
         decoder.start_utt()
         decoder.process_raw((np.clip(wide, -1, 1) * 32767).astype("<i2").tobytes(), full_utt=True)
@@ -63,14 +58,6 @@ def pocketsphinx_recogniser(texts: Iterable[str]) -> Recogniser:
         return words(found.hypstr if found else "")
 
     return run
-
-
-def _pronunciations(vocabulary: Sequence[str]) -> list[str]:
-    """Lines of the wheel's dictionary for some words: ``word``, ``word(2)`` and so on, each with its phones."""
-    path = Path(pocketsphinx.get_model_path("en-us")) / "cmudict-en-us.dict"
-    wanted = set(vocabulary)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line.partition(" ")[0].partition("(")[0] in wanted]
 
 
 def _equal_words(vocabulary: Sequence[str]) -> str:
@@ -86,7 +73,7 @@ def words(text: str) -> str:
     return " ".join(re.findall(r"[a-z]+(?:'[a-z]+)*", text.lower()))
 
 
-def controls(audio: Signal, seed: int) -> dict[str, Signal]:
+def controls(audio: Array, seed: int) -> dict[str, Array]:
     """Speech that nobody understands, which a recogniser must not pass.
 
     Args:
@@ -104,7 +91,7 @@ def controls(audio: Signal, seed: int) -> dict[str, Signal]:
 
 def clips(
     parity_dir: Path, buckets: Sequence[int], texts: Mapping[str, str], seed: int, further: Mapping[str, Path]
-) -> Iterator[tuple[str, str, str, Signal]]:
+) -> Iterator[tuple[str, str, str, Array]]:
     """What is heard of a build: each utterance once, in the bucket that the host would choose, and its controls.
 
     Args:
@@ -138,7 +125,7 @@ def clips(
         raise KokoroNpuError(f"{parity_dir}: no whole utterance fits the buckets {list(buckets)}; build a larger one")
 
 
-def listen(clips: Iterable[tuple[str, str, str, Signal]], recogniser: Recogniser, phases: int) -> pd.DataFrame:
+def listen(clips: Iterable[tuple[str, str, str, Array]], recogniser: Recogniser, phases: int) -> pd.DataFrame:
     """Let the recogniser hear every clip, each time with its looks at other places.
 
     Args:

@@ -7,12 +7,9 @@ Each side is shaped on its own, so that an utterance can be played before the ne
 """
 
 import numpy as np
-import numpy.typing as npt
 
-from kokoro_npu.geometry import SAMPLE_RATE
+from kokoro_npu.geometry import SAMPLE_RATE, Array
 from kokoro_npu.speech.utterances import Boundary
-
-Array = npt.NDArray[np.float32]
 
 PAUSES = {
     Boundary.PARAGRAPH: 1.2,
