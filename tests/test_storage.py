@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from kokoro_npu.graphs.reading import constants, tensor_bytes
-from kokoro_npu.quantize.cpu import CpuRecipe, quantize_cpu
+from kokoro_npu.quantize.cpu import DYNAMIC, STATIC, quantize_cpu
 from kokoro_npu.quantize.storage import FP16, INT8, matrices, narrow, round_int8
 
 RNG = np.random.default_rng(0)
@@ -172,7 +172,7 @@ def test_a_channel_of_zeros_stays_zero() -> None:
 
 
 def test_dynamic_computes_in_integers_and_stores_the_others_narrow() -> None:
-    model = quantize_cpu(_model(), CpuRecipe(dynamic_ops=("MatMul", "LSTM"), store=INT8))
+    model = quantize_cpu(_model(), DYNAMIC, INT8, "")
     ops = [node.op_type for node in model.graph.node]
     assert ops.count("DynamicQuantizeLSTM") == 1
     assert ops.count("MatMulInteger") == 3  # both Gemms are products
@@ -184,7 +184,7 @@ def test_dynamic_computes_in_integers_and_stores_the_others_narrow() -> None:
 
 def test_static_computes_products_and_convolutions_in_uint8() -> None:
     samples = [INDICES, {"indices": INDICES["indices"][:, ::-1].copy()}]
-    model = quantize_cpu(_model(), CpuRecipe(static=True), samples)
+    model = quantize_cpu(_model(), STATIC, "", "", samples)
     producers = {name: node.op_type for node in model.graph.node for name in node.output}
     by_name = {node.name: node for node in model.graph.node}
     for name in ("conv", "up", "gemm", "gemm_t", "product"):
@@ -197,5 +197,5 @@ def test_nodes_without_a_name_are_quantized_too() -> None:
     model = _model()
     for node in model.graph.node:
         node.name = ""
-    quantized = quantize_cpu(model, CpuRecipe(dynamic_ops=("MatMul",)))
+    quantized = quantize_cpu(model, DYNAMIC, "", "")
     assert sum(node.op_type == "MatMulInteger" for node in quantized.graph.node) == 3

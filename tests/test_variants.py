@@ -20,10 +20,10 @@ from kokoro_npu.host.frontend import Frontend
 from kokoro_npu.model.export import export_decoder
 from kokoro_npu.model.export_cpu import export_duration, export_prosody
 from kokoro_npu.variants import whole_model
-from kokoro_npu.variants.comparison import OTHER_DRAW, VariantComparison, compare
+from kokoro_npu.variants.comparison import OTHER_DRAW, compare, summarize
 from kokoro_npu.variants.conversion import variant
 from kokoro_npu.variants.verification import verify
-from kokoro_npu.variants.whole_model import GIVEN, OWN, SplitModel
+from kokoro_npu.variants.whole_model import GIVEN, MONOLITH, MONOLITH_EXACT, OWN, SplitModel
 from pipelines.variants import variants
 from tests.tiny_model import tiny_voice
 from tools.plan import ROOT, compose
@@ -58,56 +58,74 @@ def _recorded(floats: SplitModel, part: str) -> list[ReferenceUtterance]:
     return list(load_reference_set(floats.cpu.parent / "reference_set", part))
 
 
-def _compare(floats: SplitModel, names: Sequence[str], out: Path) -> VariantComparison:
+def _compare(floats: SplitModel, names: Sequence[str], out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     calibration, evaluation = (_recorded(floats, part) for part in (CALIBRATION, EVALUATION))
     monolith = Path("there/is/no.onnx")
     return compare(floats, floats.decoders, monolith, calibration, evaluation, names, runs=2, seed=SEED, out_dir=out)
 
 
 @pytest.fixture(scope="module")
-def compared(floats: SplitModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[VariantComparison, SplitModel]:
-    """The comparison, and the variant that it wrote."""
+def compared(
+    floats: SplitModel, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[pd.DataFrame, pd.DataFrame, SplitModel]:
+    """The recordings, the models' table, and the variant that was written."""
     out = tmp_path_factory.mktemp("variants")
-    return _compare(floats, NAMES, out), SplitModel(out / "q8f16", out / "q8f16", FRAMES)
+    return *_compare(floats, NAMES, out), SplitModel(out / "q8f16", out / "q8f16", FRAMES)
 
 
 def _row(table: pd.DataFrame, model: str) -> pd.Series:
     return table[table["model"] == model].iloc[0]
 
 
-def test_every_variant_has_its_figures(compared: tuple[VariantComparison, SplitModel]) -> None:
-    found, _ = compared
-    assert list(found.table["model"]) == ["fp32", *NAMES, OTHER_DRAW]
-    utterances = found.utterances.groupby("model").size()
-    assert (utterances.drop(OTHER_DRAW) == 2 * 2).all()  # two utterances, two sources
-    assert utterances[OTHER_DRAW] == 2
-    assert not found.table[found.table["model"].isin(NAMES)].isna().any().any()
-    assert _row(found.table, OTHER_DRAW)["own_logmel_mae_mean"] > 10 * _row(found.table, "fp32")["own_logmel_mae_mean"]
+def test_every_variant_has_its_figures(compared: tuple[pd.DataFrame, pd.DataFrame, SplitModel]) -> None:
+    utterances, table, _ = compared
+    assert list(table["model"]) == ["fp32", *NAMES, OTHER_DRAW]
+    assert (utterances.groupby("model").size() == 2 * 2).all()  # two utterances, two sources
+    assert not table[table["model"].isin(NAMES)].isna().any().any()
+    assert _row(table, OTHER_DRAW)["own_logmel_mae_mean"] > 10 * _row(table, "fp32")["own_logmel_mae_mean"]
+    summary = summarize(table)
     for name in NAMES:
-        assert found.summary[f"{name}_bytes"] == _row(found.table, name)["bytes"]
-    assert "best_variant" not in found.summary  # there was no monolith to be better than
+        size = summary[f"{name}_bytes"]
+        assert size == _row(table, name)["bytes"]
+        assert isinstance(size, int)
+    assert "best_variant" not in summary  # there was no monolith to be better than
 
 
-def test_the_float_model_is_the_reference(compared: tuple[VariantComparison, SplitModel]) -> None:
-    found, _ = compared
-    snr = {name: _row(found.table, name)["given_snr_db_min"] for name in ("fp32", *NAMES)}
+@pytest.mark.parametrize(("given", "own", "nearer", "best"), [(2.0, 1.0, 1, "small"), (0.1, 1.0, 0, "")])
+def test_a_variant_must_beat_the_better_of_the_monoliths_rows(given: float, own: float, nearer: int, best: str) -> None:
+    monoliths = [(MONOLITH, None, 9, 3.0, 0.9), (MONOLITH_EXACT, None, 9, given, own)]
+    variants = [("small", "float", 5, 0.5, 0.8), ("smaller", "static", 4, 0.5, 0.95)]
+    rows = [("fp32", None, None, 0.0, 0.0), *variants, *monoliths]
+    means = [f"{source}_logmel_mae_mean" for source in (GIVEN, OWN)]
+    table = pd.DataFrame(rows, columns=["model", "arithmetic", "bytes", *means])
+    for column in ("given_snr_db_min", "tokens_moved", "frames_moved", "cpu_time_both"):
+        table[column] = 1
+    found = summarize(table)
+    assert (found["nearer_than_monolith"], found["best_variant"]) == (nearer, best)
+
+
+def test_the_float_model_is_the_reference(compared: tuple[pd.DataFrame, pd.DataFrame, SplitModel]) -> None:
+    _, table, _ = compared
+    snr = {name: _row(table, name)["given_snr_db_min"] for name in ("fp32", *NAMES)}
     assert snr["fp32"] > 90
     # The random model amplifies what the trained one does not.
     assert 0 < snr["q8f16"] < 40
-    assert _row(found.table, "fp32")["tokens_moved"] == 0
+    assert _row(table, "fp32")["tokens_moved"] == 0
 
 
-def test_sizes_are_those_of_the_files(floats: SplitModel, compared: tuple[VariantComparison, SplitModel]) -> None:
-    found, written = compared
-    row = _row(found.table, "q8f16")
+def test_sizes_are_those_of_the_files(
+    floats: SplitModel, compared: tuple[pd.DataFrame, pd.DataFrame, SplitModel]
+) -> None:
+    _, table, written = compared
+    row = _row(table, "q8f16")
     expected = sum(path.stat().st_size for path in written.cpu.iterdir() if path.suffix != ".json")
     assert row["bytes_all_buckets"] == expected
     assert row["bytes"] == expected - places.decoder(written.decoders, max(FRAMES)).stat().st_size
     assert row["bytes_cpu_models"] < 0.27 * floats.cpu_bytes()
 
 
-def test_one_weight_file_serves_all_buckets(compared: tuple[VariantComparison, SplitModel]) -> None:
-    _, written = compared
+def test_one_weight_file_serves_all_buckets(compared: tuple[pd.DataFrame, pd.DataFrame, SplitModel]) -> None:
+    *_, written = compared
     sizes = [places.decoder(written.decoders, frames).stat().st_size for frames in FRAMES]
     weights = (written.decoders / places.SHARED_WEIGHTS).stat().st_size
     decoder = read_model(places.decoder(written.decoders, FRAMES[0]))
@@ -133,21 +151,21 @@ def test_given_durations_and_source_hold_what_they_say(floats: SplitModel) -> No
 
 
 def test_verify_speaks_with_a_decoder_of_any_kind(
-    floats: SplitModel, compared: tuple[VariantComparison, SplitModel], narrow: KModel
+    floats: SplitModel, compared: tuple[pd.DataFrame, pd.DataFrame, SplitModel], narrow: KModel
 ) -> None:
     item = _recorded(floats, EVALUATION)[0]
     frontend = Frontend(floats.duration, floats.prosody)
     arguments = (item.tokens, item.voice, item.speed, SEED, frontend, narrow)
     found = {
         kind: verify(places.decoder(model.decoders, max(FRAMES)), *arguments)
-        for kind, model in (("float", floats), ("int8", compared[1]))
+        for kind, model in (("float", floats), ("int8", compared[2]))
     }
     for each in found.values():
         assert (each.kind, each.moved_tokens) == ("decoder", 0)
         assert len(each.audio) == len(each.reference) == 600 * item.frames
     snr = {kind: each.figures()["snr_db"] for kind, each in found.items()}
     assert snr["float"] > 80 > 40 > snr["int8"]
-    assert found["float"].figures()["logmel_mae_db"] < 0.01 < found["int8"].figures()["logmel_mae_db"]
+    assert found["float"].figures()["logmel_mae"] < 0.01 < found["int8"].figures()["logmel_mae"]
     with pytest.raises(KokoroNpuError, match=r"kokoro_duration\.onnx: its inputs are tokens, token_length"):
         verify(floats.duration, *arguments)
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import onnxruntime as ort
 import torch
 from kokoro.istftnet import TorchSTFT
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto
+from onnx.utils import Extractor
 
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import HOP, N_FFT, NOISE_TAIL, Array
@@ -28,8 +29,8 @@ _DURATIONS = "/encoder/Cast_output_0"
 _SOURCE = "/decoder/decoder/generator/Concat_3_output_0"
 _MAGNITUDE = "/decoder/decoder/generator/Exp_output_0"
 _PHASE = "/decoder/decoder/generator/Sin_output_0"
-_ANCHORS = {"durations": _DURATIONS, "source": _SOURCE}
-"""What can be given, and the tensor that computes it."""
+_GIVEN = {"durations": _DURATIONS, "source": _SOURCE}
+"""What can be given, and the tensor that it takes the place of."""
 
 Durations = npt.NDArray[np.integer]
 
@@ -83,7 +84,7 @@ class Monolith:
                 f"{', '.join(sorted(tensors))} are missing"
             )
         predicted = () if "durations" in given else (_DURATIONS,)
-        self._session = _session(path, given, (_AUDIO, _MAGNITUDE, _PHASE, *predicted))
+        self._session = _session(path, [_GIVEN[name] for name in given], (_AUDIO, _MAGNITUDE, _PHASE, *predicted))
 
     def run(
         self,
@@ -104,12 +105,12 @@ class Monolith:
         """
         feeds: dict[str, npt.NDArray] = _feeds(tokens, voice, speed)
         if durations is not None:
-            feeds["durations"] = np.asarray(durations, dtype=np.int64).reshape(1, -1)
+            feeds[_DURATIONS] = np.asarray(durations, dtype=np.int64).reshape(1, -1)
         if source is not None:
-            feeds["source"] = np.ascontiguousarray(source[:, :, :-NOISE_TAIL])
+            feeds[_SOURCE] = np.ascontiguousarray(source[:, :, :-NOISE_TAIL])
         used = {info.name: feeds[info.name] for info in self._session.get_inputs()}
         audio, magnitude, phase, *predicted = self._session.run(None, used)
-        (said,) = predicted or [feeds["durations"]]
+        (said,) = predicted or [feeds[_DURATIONS]]
         return MonolithSpeech(audio.reshape(-1), said.reshape(-1), magnitude, phase)
 
 
@@ -131,33 +132,6 @@ def _feeds(tokens: npt.NDArray[np.int64], voice: Array, speed: float) -> dict[st
 
 
 def _session(path: Path | str, given: Sequence[str], outputs: Sequence[str]) -> ort.InferenceSession:
-    """The monolith with inputs in place of what ``given`` names, cut to what some tensors need."""
-    model = read_model(path)
-    types = {_DURATIONS: TensorProto.INT64}
-    graph = model.graph
-    for name in given:
-        anchor = _ANCHORS[name]
-        graph.input.append(helper.make_tensor_value_info(name, types.get(anchor, TensorProto.FLOAT), None))
-        for node in graph.node:
-            node.input[:] = [name if read == anchor else read for read in node.input]
-    del graph.output[:]
-    graph.output.extend(
-        helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None) for name in outputs
-    )
-    _drop_unread(model)
+    """The part of the monolith that leads from its inputs and the ``given`` tensors to the ``outputs``."""
+    model = Extractor(read_model(path)).extract_model([*INPUT_NAMES, *given], list(outputs))
     return cpu_session(model.SerializeToString())
-
-
-def _drop_unread(model: ModelProto) -> None:
-    """Leave out the nodes whose outputs nothing reads: they would only cost time."""
-    wanted = {info.name for info in model.graph.output}
-    kept = []
-    for node in reversed(model.graph.node):
-        if wanted.intersection(node.output):
-            wanted.update(node.input)
-            kept.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(reversed(kept))
-    initializers = [tensor for tensor in model.graph.initializer if tensor.name in wanted]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(initializers)

@@ -8,7 +8,6 @@ import numpy.typing as npt
 from kokoro import KModel
 from onnx import ModelProto
 
-from kokoro_npu.audio import metrics
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import Array, Bucket
 from kokoro_npu.graphs.reading import read_graph
@@ -18,6 +17,7 @@ from kokoro_npu.host.source_noise import speech_noise
 from kokoro_npu.host.steps import pad_to_bucket, trim
 from kokoro_npu.model import reference
 from kokoro_npu.variants.monolith import INPUT_NAMES, Monolith, is_monolith
+from kokoro_npu.variants.whole_model import measured
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,7 @@ class Verified:
     def figures(self) -> dict[str, float]:
         """Metrics of the part that both recordings have, by name."""
         common = min(len(self.reference), len(self.audio))
-        pair = self.reference[:common], self.audio[:common]
-        return {
-            "snr_db": metrics.snr_db(*pair),
-            "logmel_mae_db": metrics.logmel_mae(*pair),
-            "magspec_corr": metrics.magspec_corr(*pair),
-            "waveform_corr": metrics.waveform_corr(*pair),
-        }
+        return measured(self.reference[:common], self.audio[:common])
 
 
 def verify(

@@ -9,6 +9,7 @@ Two things would drown the error that quantization makes, and are therefore held
   the model's own (``own``) only the log-mel distance does.
 """
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
-import pandas as pd
 from tqdm import tqdm
 
 from kokoro_npu.audio import metrics
@@ -108,7 +108,6 @@ def speak_split(
     utterances: Sequence[ReferenceUtterance],
     truth: Mapping[str, Durations],
     seed: int,
-    sources: Sequence[str] = SOURCES,
 ) -> Iterator[Row]:
     """`heard` of every utterance by a split model, from each source; decoder by decoder, one in memory at a time.
 
@@ -118,7 +117,6 @@ def speak_split(
         utterances: each fits a bucket.
         truth: durations by utterance.
         seed: of the source's noise.
-        sources: any of ``given`` and ``own``.
     """
     frontend = Frontend(model.duration, model.prosody)
     by_bucket: dict[int, list[ReferenceUtterance]] = {}
@@ -129,7 +127,7 @@ def speak_split(
         for item in items:
             noise = corpus_noise(seed, item.id)
             features = frontend.prepare(item.tokens, item.voice, item.speed, noise, truth[item.id]).features
-            for source in sources:
+            for source in SOURCES:
                 given = {"noise": item.features["noise"]} if source == GIVEN else {}
                 audio = session.run(None, pad_to_bucket({**features, **given}, bucket))[0]
                 yield heard(name, item, source, trim(audio, item.frames))
@@ -178,8 +176,8 @@ def time_ratios(
     utterances: Sequence[ReferenceUtterance],
     truth: Mapping[str, Durations],
     runs: int,
-) -> dict[str, dict[str, float]]:
-    """Time of CPU models over those of a base, in one process, their runs interleaved.
+) -> dict[str, float]:
+    """Time of both CPU models over that of a base's, in one process, their runs interleaved.
 
     It is the processor time of one thread: what other processes do on the machine does not enter it, nor do threads
     that spin while they wait.
@@ -190,49 +188,22 @@ def time_ratios(
         utterances: what is spoken; each counts with its fastest run.
         truth: durations by utterance.
         runs: of each model and utterance, after one that is not counted.
-
-    Returns:
-        Name to ``duration``, ``prosody`` and ``both``: sum of the fastest runs over that of the base.
     """
     sessions = {
         name: (cpu_session(model.duration, 1), cpu_session(model.prosody, 1))
         for name, model in {"": base, **models}.items()
     }
-    seconds = {name: np.zeros(2) for name in sessions}
+    seconds = dict.fromkeys(sessions, 0.0)
     for item in tqdm(utterances, desc="time cpu models", unit="utterance"):
-        feeds = cpu_feeds(sessions[""][0], item, truth[item.id])
-        fastest = {name: np.full(2, np.inf) for name in sessions}
+        inputs = cpu_feeds(sessions[""][0], item, truth[item.id])
+        fastest = dict.fromkeys(sessions, math.inf)
         for run in range(1 + runs):
             for name, pair in sessions.items():
-                for part, (session, inputs) in enumerate(zip(pair, feeds, strict=True)):
-                    start = time.process_time()
-                    session.run(None, inputs)
-                    if run:
-                        fastest[name][part] = min(fastest[name][part], time.process_time() - start)
-        for name, parts in fastest.items():
-            seconds[name] += parts
-    one = seconds.pop("")
-    return {
-        name: {
-            "duration": round(float(parts[0] / one[0]), 3),
-            "prosody": round(float(parts[1] / one[1]), 3),
-            "both": round(float(parts.sum() / one.sum()), 3),
-        }
-        for name, parts in seconds.items()
-    }
-
-
-def figures(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Model to flat figures: mean and worst over the utterances, by source."""
-    found: dict[str, dict[str, Any]] = {}
-    for (model, source), rows in table.groupby(["model", "source"], sort=False):
-        found.setdefault(str(model), {}).update(
-            {
-                f"{source}_logmel_mae_mean": round(float(rows["logmel_mae"].mean()), 4),
-                f"{source}_logmel_mae_max": round(float(rows["logmel_mae"].max()), 4),
-                f"{source}_snr_db_mean": round(float(rows["snr_db"].mean()), 2),
-                f"{source}_snr_db_min": round(float(rows["snr_db"].min()), 2),
-                f"{source}_magspec_corr_min": round(float(rows["magspec_corr"].min()), 6),
-            }
-        )
-    return found
+                start = time.process_time()
+                for session, feeds in zip(pair, inputs, strict=True):
+                    session.run(None, feeds)
+                if run:
+                    fastest[name] = min(fastest[name], time.process_time() - start)
+        for name, value in fastest.items():
+            seconds[name] += value
+    return {name: round(seconds[name] / seconds[""], 3) for name in models}
