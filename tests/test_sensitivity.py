@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pandas as pd
 import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 
 from kokoro_npu.audio import metrics
+from kokoro_npu.build.reports import write_table
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import Bucket
@@ -25,7 +27,7 @@ from kokoro_npu.sensitivity import analysis
 from kokoro_npu.sensitivity.analysis import Part, PartQuantizer
 from kokoro_npu.sensitivity.bench import Bench, choose_windows
 from kokoro_npu.sensitivity.derive import RecipeThresholds, derive, patterns
-from kokoro_npu.sensitivity.table import Sensitivity, read_sensitivities, write_sensitivities
+from kokoro_npu.sensitivity.table import Sensitivity, read_sensitivities
 from tests.narrow_model import narrow_kmodel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -151,7 +153,7 @@ def test_a_killed_run_resumes(tmp_path: Path) -> None:
 
 def test_the_csv_has_the_columns_of_kokoro_onnx_export_and_survives(tmp_path: Path) -> None:
     table = [Sensitivity("/a,b", "Conv", 0.25, 31.5, 7, 28), Sensitivity("/c", "Sin", 0.0, float("inf"), 0, 0)]
-    write_sensitivities(table, tmp_path / "table.csv")
+    write_table(tmp_path / "table.csv", pd.DataFrame(table))
     assert (tmp_path / "table.csv").read_text().splitlines()[0] == "name,op_type,mel_distance,snr_db,params,size"
     assert list(read_sensitivities(tmp_path / "table.csv").values()) == table
 

@@ -4,5 +4,5 @@
 ``bench``     What a part is measured on: windows of utterances through all three models.
 ``derive``    From the table and thresholds to a recipe.
 ``estimate``  How large a model becomes when each node takes the width that the table and thresholds allow.
-``table``     The table: its row, its writer and its reader.
+``table``     The table: its row and its reader.
 """

@@ -23,6 +23,8 @@ from kokoro_npu.quantize.calibrate import measure
 from kokoro_npu.sensitivity.analysis import Part, PartQuantizer, activation_parts, weight_parts
 
 Measure = Callable[[], tuple[float, float]]
+Models = dict[str, ort.InferenceSession]
+Features = dict[str, Array]
 
 
 def choose_windows(recorded: Sequence[ReferenceUtterance], frames: int, count: int) -> list[ReferenceUtterance]:
@@ -68,11 +70,11 @@ class Bench:
         self._parts += [("decoder", part) for part in activation_parts(decoder)]
         self._quantizers = {name: PartQuantizer(model) for name, model in models.items()}
         self._float = {name: quantizer.float_session() for name, quantizer in self._quantizers.items()}
-        # The float models' own outputs, so that what is heard differs by the quantized part alone.
-        self._text = [self._run_duration(self._float["duration"], item) for item in recorded]
-        self._prosody = [self._run_prosody(self._float["prosody"], n, text, n) for n, text in enumerate(self._text)]
-        windows = [self._window(n) for n in range(len(recorded))]
-        self._truth = [self._run_decoder(self._float["decoder"], window) for window in windows]
+        # The float models' own, so that what is heard differs by the quantized part alone.
+        self._durations = [self._run_duration(self._float, item)[0] for item in recorded]
+        self._exact = [self._features(number, self._float, number) for number in range(len(recorded))]
+        windows = [self._window(number, features) for number, features in enumerate(self._exact)]
+        self._truth = [self._speak(self._float, window) for window in windows]
         self._ranges = measure(decoder, windows)
 
     def parts(self) -> Iterator[tuple[Part, Measure]]:
@@ -85,63 +87,46 @@ class Bench:
 
         Whoever compares recordings of models that draw their own noise sees no damage below it.
         """
-        return self._judge(redrawn=True)[0]
+        count = len(self._recorded)
+        return self._judge(self._float, [self._features(n, self._float, count + n) for n in range(count)])[0]
 
     def _measure(self, model: str, part: Part) -> tuple[float, float]:
-        return self._judge(**{model: self._quantizers[model].session(part, self._weight_bits, self._ranges)})
+        models = self._float | {model: self._quantizers[model].session(part, self._weight_bits, self._ranges)}
+        if model == "decoder":
+            return self._judge(models, self._exact)
+        heard = []
+        for number, exact in enumerate(self._exact):
+            features = self._features(number, models, number)
+            if not np.array_equal(features["f0_contour"], exact["f0_contour"]):
+                features["noise"] = exact["noise"]  # Of another pitch, a source drifts.
+            heard.append(features)
+        return self._judge(models, heard)
 
-    def _judge(
-        self,
-        duration: ort.InferenceSession | None = None,
-        prosody: ort.InferenceSession | None = None,
-        decoder: ort.InferenceSession | None = None,
-        redrawn: bool = False,
-    ) -> tuple[float, float]:
-        """Mean log-mel distance, and the SNR of all windows together, with some models in place of the float ones."""
-        windows = [self._window(n, duration, prosody, redrawn) for n in range(len(self._recorded))]
-        audio = [self._run_decoder(decoder or self._float["decoder"], window) for window in windows]
+    def _judge(self, models: Models, utterances: Sequence[Features]) -> tuple[float, float]:
+        """Mean log-mel distance, and the SNR of all windows together."""
+        audio = [self._speak(models, self._window(number, features)) for number, features in enumerate(utterances)]
         distances = [metrics.logmel_mae(truth, heard) for truth, heard in zip(self._truth, audio, strict=True)]
         return float(np.mean(distances)), metrics.snr_db(np.concatenate(self._truth), np.concatenate(audio))
 
-    def _window(
-        self,
-        number: int,
-        duration: ort.InferenceSession | None = None,
-        prosody: ort.InferenceSession | None = None,
-        redrawn: bool = False,
-    ) -> dict[str, Array]:
-        """Decoder inputs of a window, from the float models but for those given."""
-        item, text = self._recorded[number], self._text[number]
-        if duration is not None:
-            text = self._run_duration(duration, item)
-        f0, energy, noise = self._prosody[number]
-        if duration is not None or prosody is not None or redrawn:
-            seed, exact = number + redrawn * len(self._recorded), f0
-            f0, energy, source = self._run_prosody(prosody or self._float["prosody"], number, text, seed)
-            # Of another pitch, a source drifts.
-            noise = source if np.array_equal(f0, exact) else noise
-        _, encoded, ref_style, *_ = text
-        whole = {
-            "aligned_features": align(encoded, self._text[number][0]),
-            "f0_contour": f0,
-            "energy": energy,
-            "noise": noise,
-            "ref_style": ref_style,
-        }
-        start = (item.frames - self._bucket.frames) // 2
-        return pad_to_bucket(crop(whole, self._bucket.frames, start), self._bucket)
-
-    def _run_duration(self, session: ort.InferenceSession, item: ReferenceUtterance) -> list[Any]:
+    def _run_duration(self, models: Models, item: ReferenceUtterance) -> list[Any]:
         """The five outputs of the duration model, durations first."""
-        outputs: list[Any] = session.run(None, duration_feeds(item.tokens, item.voice, item.speed))
+        outputs: list[Any] = models["duration"].run(None, duration_feeds(item.tokens, item.voice, item.speed))
         return outputs
 
-    def _run_prosody(self, session: ort.InferenceSession, number: int, text: list[Any], seed: int) -> list[Array]:
-        """F0, energy and source of an utterance in the float model's time."""
-        features, style = text[3:]
-        feeds = prosody_feeds(features, style, self._text[number][0], corpus_noise(seed))
-        outputs: list[Array] = session.run(None, feeds)
-        return outputs
+    def _features(self, number: int, models: Models, seed: int) -> Features:
+        """Decoder inputs of a whole utterance in the float model's time."""
+        durations = self._durations[number]
+        _, encoded, ref_style, prosody, style = self._run_duration(models, self._recorded[number])
+        f0, energy, noise = models["prosody"].run(None, prosody_feeds(prosody, style, durations, corpus_noise(seed)))
+        aligned = align(encoded, durations)
+        return {
+            "aligned_features": aligned, "f0_contour": f0, "energy": energy, "noise": noise, "ref_style": ref_style
+        }  # fmt: skip
 
-    def _run_decoder(self, session: ort.InferenceSession, window: dict[str, Array]) -> Array:
-        return trim(session.run(None, window)[0], self._bucket.frames)
+    def _window(self, number: int, features: Features) -> Features:
+        """The decoder's inputs for the middle of an utterance."""
+        start = (self._recorded[number].frames - self._bucket.frames) // 2
+        return pad_to_bucket(crop(features, self._bucket.frames, start), self._bucket)
+
+    def _speak(self, models: Models, window: Features) -> Array:
+        return trim(models["decoder"].run(None, window)[0], self._bucket.frames)

@@ -74,27 +74,24 @@ def _why_wide(rows: Sequence[Sensitivity]) -> str:
     return f"{size:.2g} MB that at 8 bits leave {snr:.1f} dB, log-mel {mel:.3f} dB"
 
 
-def patterns(names: Sequence[str], chosen: set[str]) -> list[tuple[str, list[str]]]:
+def patterns(names: Sequence[str], chosen: set[str], prefix: str = "") -> list[tuple[str, list[str]]]:
     """Shell patterns that match of ``names`` exactly the ``chosen``, as few as module paths allow.
+
+    Args:
+        names: all begin with ``prefix``.
+        chosen: what is matched.
+        prefix: a module's path.
 
     Returns:
         Each pattern with the chosen names that it matches, in the order of ``names``.
     """
-    result: list[tuple[str, list[str]]] = []
-    _collapse("", list(names), chosen, result)
-    return result
-
-
-def _collapse(prefix: str, names: list[str], chosen: set[str], result: list[tuple[str, list[str]]]) -> None:
     mine = [name for name in names if name in chosen]
     if not mine:
-        return
+        return []
     if len(mine) == len(names):
-        result.append((f"{prefix}*" if len(names) > 1 else names[0], mine))
-        return
+        return [(f"{prefix}*" if len(names) > 1 else names[0], mine)]
     children: dict[str, list[str]] = {}
     for name in names:
         head, slash, _ = name[len(prefix) :].partition("/")
         children.setdefault(f"{prefix}{head}{slash}", []).append(name)
-    for child, below in children.items():
-        _collapse(child, below, chosen, result)
+    return [found for child, below in children.items() for found in patterns(below, chosen, child)]

@@ -1,14 +1,12 @@
-"""The table of a sensitivity analysis: its row, its writer and its reader."""
+"""The table of a sensitivity analysis: its row and its reader."""
 
 import csv
 import math
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_type_hints
 
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.files import atomic
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,6 @@ class Sensitivity:
 
 COLUMNS = get_type_hints(Sensitivity)
 """Of the file, in order, with their types."""
-
-
-def write_sensitivities(table: Iterable[Sensitivity], path: Path) -> None:
-    """Write a table as CSV with the columns of :class:`Sensitivity`."""
-    with atomic(path) as tmp, open(tmp, "w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(astuple(row) for row in table)
 
 
 def read_sensitivities(path: Path | str) -> dict[str, Sensitivity]:
