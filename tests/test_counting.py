@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from kokoro_npu.cli.main import cli
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.graphs.counting import NAME, OP, OP_DTYPE, count, file_sizes, interface_changes
+from kokoro_npu.graphs.counting import NAME, OP, OP_DTYPE, count, file_sizes
 from kokoro_npu.graphs.reading import external_files, read_graph, read_model
 from kokoro_npu.quantize.storage import FP16, INT8
 from kokoro_npu.sensitivity.estimate import AS_STORED, SizeThresholds, estimate_size
@@ -154,16 +154,6 @@ def test_difference(tmp_path: Path) -> None:
         assert (cells.index(["Added"]) < at < cells.index(["Removed"])) == added
         assert cells.count(["DequantizeLinear", "1"]) == 1
         assert ["Nodes", *(("5", "6", "+1") if added else ("6", "5", "-1"))] in cells
-        assert ["Inputs", "and", "outputs", "are", "the", "same."] in cells
-    model = read_model(after)
-    model.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 20
-    model.graph.output[0].name = "z"
-    model.graph.node[-1].output[0] = "z"
-    assert interface_changes(read_model(before), model) == [
-        "input x [1, 8, 16] FP32 -> [1, 8, 20] FP32",
-        "output y [1, 4, 16] FP32 removed",
-        "output z [1, 4, 16] FP32 added",
-    ]
 
 
 # --- estimate-size ---

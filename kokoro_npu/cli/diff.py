@@ -6,8 +6,7 @@ from pathlib import Path
 import click
 
 from kokoro_npu.cli._tables import console, table
-from kokoro_npu.graphs.counting import GROUPINGS, OP, count, interface_changes
-from kokoro_npu.graphs.reading import read_graph
+from kokoro_npu.graphs.counting import GROUPINGS, OP, count
 
 _MB = 1e6
 
@@ -18,7 +17,7 @@ _MB = 1e6
 @click.option("--by", metavar="|".join(GROUPINGS), default=OP, show_default=True, help="What a group is.")
 @click.option("--depth", type=click.IntRange(min=1), default=2, show_default=True, help="Scopes of a name, by=name.")
 def command(before: Path, after: Path, by: str, depth: int) -> None:
-    """Compare the ONNX files BEFORE and AFTER: operations added and removed, weights, inputs and outputs."""
+    """Compare the ONNX files BEFORE and AFTER: operations added and removed, and their weights."""
     sides = [count(path, by, depth) for path in (before, after)]
     old, new = (Counter({row.group: row.nodes for row in side}) for side in sides)
     printer = console()
@@ -34,5 +33,3 @@ def command(before: Path, after: Path, by: str, depth: int) -> None:
         first, second = (sum(getattr(row, field) for row in side) / scale for side in sides)
         totals.append((name, f"{first:{form}}", f"{second:{form}}", f"{second - first:+{form}}"))
     printer.print(table("Totals", ("", "Before", "After", "Difference"), totals))
-    for line in interface_changes(read_graph(before), read_graph(after)) or ["Inputs and outputs are the same."]:
-        printer.print(line, markup=False)

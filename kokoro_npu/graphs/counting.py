@@ -1,4 +1,4 @@
-"""What an ONNX model is made of: nodes and bytes by operator, type or place; and how two models' interfaces differ."""
+"""What an ONNX model is made of: nodes and bytes by operator, type or place."""
 
 import math
 from collections import Counter
@@ -123,26 +123,3 @@ def _node_types(model: ModelProto, used: list[Constant]) -> dict[str, str]:
                 largest[name] = size
                 types[name] = type_name(constant.tensor.data_type)
     return types
-
-
-def interface_changes(before: ModelProto, after: ModelProto) -> list[str]:
-    """One line for each input or output that was added, removed or changed from one model to another."""
-    changes = []
-    for kind in ("input", "output"):
-        sides = []
-        for model in (before, after):
-            stored = {tensor.name for tensor in model.graph.initializer}
-            sides.append({i.name: _signature(i) for i in getattr(model.graph, kind) if i.name not in stored})
-        old, new = sides
-        changes += [f"{kind} {name} {old[name]} removed" for name in old if name not in new]
-        changes += [f"{kind} {name} {new[name]} added" for name in new if name not in old]
-        changes += [
-            f"{kind} {name} {old[name]} -> {new[name]}" for name in old if name in new and old[name] != new[name]
-        ]
-    return changes
-
-
-def _signature(info: onnx.ValueInfoProto) -> str:
-    tensor = info.type.tensor_type
-    dims = [dim.dim_param or (str(dim.dim_value) if dim.HasField("dim_value") else "?") for dim in tensor.shape.dim]
-    return f"[{', '.join(dims)}] {type_name(tensor.elem_type)}"
