@@ -13,8 +13,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from kokoro_npu.build import places
-from kokoro_npu.compile.memory import estimate_bytes
-from kokoro_npu.compile.options import CompileSettings
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.machine import available_bytes
 from kokoro_npu.versions import tool_versions
@@ -28,7 +26,6 @@ BUILD_MEMORY_BYTES = 12 * 2**30
 """What the default build needs (`make repro` on two cores)."""
 BUILD_DISK_BYTES = 8 * _GB
 """Environment 2.3 GB, artifacts 1.7 GB, DVC's cache of them 1.9 GB, and room for another precision."""
-_LONGEST_COMPILED = 400
 _PROGRAMS = {
     "git": "DVC needs it: install git",
     "make": "install make, or follow the few lines of the Makefile by hand",
@@ -75,7 +72,10 @@ def examine(root: Path) -> Iterator[Finding]:
     right = sys.version_info[:2] == (3, 11)
     yield _finding(right, MISSING, "Python", platform.python_version(),
                    "install Python 3.11 and name it: make PYTHON=/path/to/python3.11 setup")  # fmt: skip
-    yield from _memory()
+    memory = available_bytes()
+    yield _finding(memory >= BUILD_MEMORY_BYTES, NOTE, "memory",
+                   f"{memory / _GB:.1f} GB free, the default build wants {BUILD_MEMORY_BYTES / _GB:.1f}",
+                   "close programs, or build short buckets alone: dvc exp run -S bucket.frames=120")  # fmt: skip
     free = shutil.disk_usage(root).free
     yield _finding(free >= BUILD_DISK_BYTES, MISSING, "disk",
                    f"{free / _GB:.1f} GB free, a first build takes {BUILD_DISK_BYTES / _GB:g}",
@@ -95,16 +95,6 @@ def _finding(right: bool, otherwise: str, what: str, found: str, todo: str) -> F
     return Finding(OK, what, found) if right else Finding(otherwise, what, found, todo)
 
 
-def _memory() -> Iterator[Finding]:
-    free = available_bytes()
-    yield _finding(free >= BUILD_MEMORY_BYTES, NOTE, "memory",
-                   f"{free / _GB:.1f} GB free, the default build wants {BUILD_MEMORY_BYTES / _GB:.1f}",
-                   "close programs, or build short buckets alone: dvc exp run -S bucket.frames=120")  # fmt: skip
-    if free < (need := estimate_bytes(_LONGEST_COMPILED, "w8a16", CompileSettings())):
-        yield Finding(NOTE, "memory", f"compiling {_LONGEST_COMPILED} frames needs {need / _GB:.1f} GB",
-                      "nothing: such buckets are reported as not compiled, the rest goes on")  # fmt: skip
-
-
 def _packages(root: Path) -> Finding:
     installed = tool_versions(_required())
     if absent := [name for name, version in installed.items() if not version]:
@@ -112,9 +102,10 @@ def _packages(root: Path) -> Finding:
     path = root / "constraints.txt"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     pins = {canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines)}
-    pinned = {name: pins.get(canonicalize_name(name), version) for name, version in installed.items()}
     other = [
-        f"{name} {version} (pinned {pinned[name]})" for name, version in installed.items() if pinned[name] != version
+        f"{name} {version} (pinned {pin})"
+        for name, version in installed.items()
+        if (pin := pins.get(canonicalize_name(name), version)) != version
     ]
     todo = "make setup brings the pinned ones; figures may differ with others"
     return _finding(not other, NOTE, "packages", ", ".join(other) or "all installed", todo)

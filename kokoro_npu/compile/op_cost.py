@@ -7,7 +7,7 @@ import csv
 import json
 import tempfile
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,9 @@ def graph_cost(path: Path, frames: int, spec: Spec) -> dict[str, Any]:
         spec: precision, chip, and settings of this machine's compiler.
 
     Returns:
-        ``qnn_ops`` (how many), ``movement_ops`` (of those, `MOVEMENT`), ``ops`` (kind to count, the most first),
-        ``gmacs``, ``weight_bytes`` and ``activation_bytes`` of the ONNX graph, ``memory`` (bytes by use, as
-        :class:`kokoro_npu.compile.binary.GraphInfo` has them), ``vtcm_mb``, ``binary_bytes``, ``finalize_seconds``
-        (stage to seconds), ``seconds`` and ``peak_rss_bytes`` of the compile.
+        The compile report, and ``qnn_ops`` (how many), ``movement_ops`` (of those, `MOVEMENT`), ``ops`` (kind to count,
+        the most first), the counts of the ONNX graph (:class:`kokoro_npu.graphs.cost.Cost`), ``memory`` (bytes by use,
+        as :class:`kokoro_npu.compile.binary.GraphInfo` has them), ``vtcm_mb``, ``finalize_seconds`` (stage to seconds).
 
     Raises:
         KokoroNpuError: the bucket is not compiled.
@@ -60,25 +59,15 @@ def graph_cost(path: Path, frames: int, spec: Spec) -> dict[str, Any]:
         ops = _ops(dumps)
         (graph,) = read_binary(next(out.glob("*.bin"))).graphs
         stages = _stages(profile)
-    cost = count(path)
     return {
-        "frames": frames,
-        "precision": spec.precision,
-        "target": spec.target.name,
-        "optimization_level": settings.optimization_level,
+        **report,
+        **asdict(count(path)),
         "qnn_ops": sum(ops.values()),
         "movement_ops": sum(number for kind, number in ops.items() if kind in MOVEMENT),
         "ops": ops,
-        "gmacs": cost.gmacs,
-        "weight_bytes": cost.weight_bytes,
-        "activation_bytes": cost.activation_bytes,
-        "memory": dict(graph.memory),
+        "memory": graph.memory,
         "vtcm_mb": graph.vtcm_mb,
-        "binary_bytes": report["binary_bytes"],
         "finalize_seconds": stages,
-        "seconds": report["seconds"],
-        "peak_rss_bytes": report["peak_rss_bytes"],
-        "qairt": report["qairt"],
     }
 
 

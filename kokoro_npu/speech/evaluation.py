@@ -78,32 +78,6 @@ def check_gate(table: pd.DataFrame, snr_db_min: float) -> None:
         raise KokoroNpuError(f"speech: {moved} durations differ from PyTorch's")
 
 
-def first_sound(synthesizer: Synthesizer, to_phonemes: Callable[[str], str], text: str, runs: int) -> dict[str, float]:
-    """How soon a warm synthesizer sounds, as ratios to the length of the audio.
-
-    From the text to the first utterance's audio, phonemes included, and to the end; the median of ``runs`` after one
-    that warms up.
-
-    Returns:
-        ``seconds`` of audio, ``first_sound_ratio``, ``all_ratio``.
-    """
-    voice = min(synthesizer.models.voices)
-    firsts, totals, samples = [], [], 0
-    for _ in range(runs + 1):
-        started = time.perf_counter()
-        speech = synthesizer.speak([to_phonemes(text)], voice, prompt=True)
-        samples = len(next(speech).audio)
-        firsts.append(time.perf_counter() - started)
-        samples += sum(len(utterance.audio) for utterance in speech)
-        totals.append(time.perf_counter() - started)
-    seconds = samples / SAMPLE_RATE
-    return {
-        "seconds": seconds,
-        "first_sound_ratio": round(statistics.median(firsts[1:]) / seconds, 4),
-        "all_ratio": round(statistics.median(totals[1:]) / seconds, 4),
-    }
-
-
 def summary(
     table: pd.DataFrame,
     synthesizers: Mapping[str, Synthesizer],
@@ -111,14 +85,21 @@ def summary(
     text: str,
     runs: int,
 ) -> dict[str, Any]:
-    """A flat report: the worst of a table of `against_pytorch`, and `first_sound` of both precisions.
+    """A flat report: the worst of a table of `against_pytorch`, and how soon warm synthesizers sound.
+
+    The latter are ratios to the length of the audio, of the time from the text (phonemes included) to the first
+    utterance's audio and to the end.
 
     Args:
         table: of the float decoders.
         synthesizers: by precision.
         to_phonemes: the front end.
-        text: of about 3 s, whose first sound is timed.
-        runs: that are timed.
+        text: of about 3 s, which is timed.
+        runs: whose median counts, after one that warms up.
+
+    Returns:
+        The table's figures, and ``seconds`` of audio, ``first_sound_ratio``, ``all_ratio``, those of the quantized
+        decoders as ``quantized_...``.
     """
     report: dict[str, Any] = {
         "sentences": int(table["sentence"].nunique()),
@@ -129,6 +110,19 @@ def summary(
         "duration_mismatches": int(table["duration_mismatches"].sum()),
     }
     for precision, prefix in ((FP32, ""), (QUANTIZED, "quantized_")):
-        timed = first_sound(synthesizers[precision], to_phonemes, text, runs)
-        report |= {f"{prefix}{key}": value for key, value in timed.items()}
+        timed = [_times(synthesizers[precision], to_phonemes, text) for _ in range(runs + 1)][1:]
+        seconds, first, every = (statistics.median(column) for column in zip(*timed, strict=True))
+        report[f"{prefix}seconds"] = seconds
+        report[f"{prefix}first_sound_ratio"] = round(first / seconds, 4)
+        report[f"{prefix}all_ratio"] = round(every / seconds, 4)
     return report
+
+
+def _times(synthesizer: Synthesizer, to_phonemes: Callable[[str], str], text: str) -> tuple[float, float, float]:
+    """Seconds of audio, to the first sound, to the end."""
+    started = time.perf_counter()
+    speech = synthesizer.speak([to_phonemes(text)], min(synthesizer.models.voices), prompt=True)
+    samples = len(next(speech).audio)
+    first = time.perf_counter() - started
+    samples += sum(len(utterance.audio) for utterance in speech)
+    return samples / SAMPLE_RATE, first, time.perf_counter() - started
