@@ -38,14 +38,12 @@ def test_the_checker_counts_types_and_not_ranks(tmp_path: Path, rank: int) -> No
         "convolutions_not_2d": 2 if rank == 3 else 0,
         "convolutions_float": 2,
         "tensors_above_rank_4": 0,
-        "tensors_of_16_bit_integers": 0,
     }
 
 
-def test_sixteen_bits_and_quantized_convolutions_are_seen(tmp_path: Path) -> None:
+def test_quantized_convolutions_are_seen(tmp_path: Path) -> None:
     path = quantize_w8a16(decoder_like(tmp_path / "float.onnx"), tmp_path / "quantized.onnx")
     found = unseen(path)
-    assert found["tensors_of_16_bit_integers"] > 10
     assert (found["convolutions"], found["convolutions_float"], found["convolutions_not_2d"]) == (3, 0, 0)
 
 

@@ -75,7 +75,7 @@ def test_litert_is_exact_and_its_int8_form_is_close(
     assert metrics.snr_db(expected, run(litert.LOADER, half, inputs)) > snr + 10
     assert small.stat().st_size < half.stat().st_size < 0.7 * path.stat().st_size
     before, after = litert.inspect(path), litert.inspect(small)
-    assert after["bytes"] < before["bytes"]
+    assert after["ops"] > before["ops"]  # those that make floats of the weights
     assert 0 < before["ops_accelerated"] <= before["ops"]
     assert "RESIZE_BILINEAR" not in before["op_kinds"]
     integer = tmp_path / "integer.tflite"
@@ -109,7 +109,6 @@ def test_coremls_ops_compute_the_decoder(
     assert snr >= floor
     assert (snr < 80) == (precision == "fp16")  # the rounding is really done
     made = program.inspect()
-    assert made["dynamic_dims"] == 0
     assert made["longest_dim"] == BUCKET.samples + 40
     files = [{file.relative_to(p): sha256(file) for file in p.rglob("*") if file.is_file()} for p in (path, again)]
     assert files[0] == files[1]
@@ -126,7 +125,7 @@ def test_half_precision_that_overflows_is_seen(tmp_path: Path) -> None:
     coreml.convert(Loud(), {"x": torch.zeros(1, 16)}, path, "fp16")
     program = coreml.Program(path)
     assert np.isinf(program({"x": np.ones((1, 16), np.float32)})).all()
-    assert program.extremes()["overflows_max"] > 0
+    assert program.overflows > 0
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1801 * 8), (4, 2500), (1, 40), (2, 8)])
@@ -142,10 +141,9 @@ def test_no_sum_behind_a_long_mean_is_long(rows: int, width: int, tmp_path: Path
     coreml.convert(OverTime(), {"x": torch.zeros(x.shape)}, path, "fp16")
     program = coreml.Program(path)
     np.testing.assert_allclose(program({"x": x}), x - x.mean(axis=(2, 3), keepdims=True), atol=0.02)
-    found = program.extremes()["sum_max"]
     pieces = {14_408: 8, 10_000: 100, 40: 1, 16: 1}[rows * width]
     whole = np.abs(x).sum(axis=(2, 3)).max()
-    assert 0.99 * whole / pieces <= found < 1.2 * whole / pieces + 1
+    assert 0.99 * whole / pieces <= program.sum_max < 1.2 * whole / pieces + 1
     assert program.inspect()["longest_dim"] <= max(width, rows)
 
 

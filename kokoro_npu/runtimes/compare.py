@@ -1,7 +1,7 @@
 """A bucket's decoder on one runtime: judged against PyTorch, timed beside ONNX Runtime, reported, gated."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,8 @@ class Runtime:
     Attributes:
         name: of its module, of its pipeline's folder, of its artifacts and reports.
         tools: distributions whose versions the report states.
-        export: writes a case's files into a directory and judges them.
+        export: writes a case's files into a directory and judges them. Of what it reports behind ``<precision>_`` the
+            table shows :data:`kokoro_npu.runtimes.table.COLUMNS`.
         stem: of the report and its table, and behind the name of the gates; the bucket's frames, unless given.
     """
 
@@ -69,22 +70,6 @@ class Runtime:
     tools: tuple[str, ...]
     export: Callable[[DecoderCase, Path], Judged]
     stem: str = ""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A decoder of one precision.
-
-    Attributes:
-        path: its file.
-        loader: what loads the file.
-        facts: what the file is made of, flat; of these the table shows ``bytes``, ``ops``, ``ops_accelerated`` and
-            ``partitions``.
-    """
-
-    path: Path
-    loader: Loader
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def export_decoder(runtime: Runtime, frames: int, options: Mapping[str, Any]) -> None:
@@ -129,25 +114,24 @@ def at_most(most: int, recorded: list[ReferenceUtterance]) -> list[ReferenceUtte
     return recorded if len(recorded) <= most else [*recorded[: most - 1], recorded[-1]]
 
 
-def compare(candidates: Mapping[str, Candidate], case: DecoderCase) -> Judged:
-    """Run every utterance on each candidate and on ONNX Runtime CPU; no more than those two are in memory at a time.
+def compare(files: Mapping[str, Path], loader: Loader, case: DecoderCase) -> Judged:
+    """Run every utterance on each file and on ONNX Runtime CPU; no more than those two are in memory at a time.
 
     Args:
-        candidates: by precision.
-        case: whose decoder they are.
+        files: decoders of the case, by precision.
+        loader: what loads them.
+        case: whose decoders they are.
 
     Returns:
-        The table, and a report with each candidate's facts, ``<precision>_nan_samples``, ``…_memory_bytes`` and
+        The table, and a report with ``<precision>_bytes`` of each file, ``…_nan_samples``, ``…_memory_bytes`` and
         ``…_time_ratio``, its median time over ONNX Runtime's in the same run; of ONNX Runtime ``onnx_memory_bytes``.
     """
     inputs = [pad_to_bucket(item.features, case.bucket) for item in case.utterances]
     tables = []
     report: dict[str, Any] = {"threads": case.threads}
-    for precision, candidate in candidates.items():
-        with (
-            Engine(ONNXRUNTIME, case.onnx, case.threads) as base,
-            Engine(candidate.loader, candidate.path, case.threads) as engine,
-        ):
+    for precision, path in files.items():
+        report[f"{precision}_bytes"] = path.stat().st_size
+        with Engine(ONNXRUNTIME, case.onnx, case.threads) as base, Engine(loader, path, case.threads) as engine:
             tables.append(evaluate(case.utterances, case.bucket, iter([(precision, engine)])))
             base(inputs[0])  # both are warm
             engines = {REFERENCE: base, precision: engine}
@@ -155,7 +139,6 @@ def compare(candidates: Mapping[str, Candidate], case: DecoderCase) -> Judged:
             report[f"{precision}_time_ratio"] = round(seconds[precision] / seconds[REFERENCE], 3)
             report[f"{precision}_nan_samples"] = engine.nan_samples
             report |= {f"{name}_memory_bytes": one.memory_bytes() for name, one in engines.items()}
-        report |= prefixed(precision, candidate.facts)
     return pd.concat(tables, ignore_index=True), report
 
 

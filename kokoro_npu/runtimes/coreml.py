@@ -2,10 +2,10 @@
 
 Quirks, all kept here: CoreML predicts only on macOS, so its programs are run by :mod:`kokoro_npu.runtimes.mil` from the
 saved package; a package's manifest and metadata hold random identifiers and the date, which are made constant; an op
-is named in the middle of coremltools' message; inputs and outputs keep float32, and the program casts them itself;
-traced lengths are arrays of one element, on which coremltools calls ``int``, and NumPy 2.4 refuses that; an instance
-norm takes only constants as scale and shift, so those of a style become a product and a sum behind it; hardware may
-keep the sum behind a mean in half precision, so a mean over many columns becomes one of means.
+is named in the middle of coremltools' message; a half-precision program takes and gives half precision; traced lengths
+are arrays of one element, on which coremltools calls ``int``, and NumPy 2.4 refuses that; an instance norm takes only
+constants as scale and shift, so those of a style become a product and a sum behind it; hardware may keep the sum behind
+a mean in half precision, so a mean over many columns becomes one of means.
 """
 
 import json
@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from kokoro_npu.build import places
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.evaluate.parity import evaluate
-from kokoro_npu.geometry import Array
 from kokoro_npu.model.torch_cpu import set_up_torch
 from kokoro_npu.runtimes.compare import DecoderCase, Judged, Runtime, prefixed
 from kokoro_npu.runtimes.extras import require
@@ -95,20 +94,15 @@ def _adapt_converter() -> None:
     from coremltools.converters.mil.frontend.torch import ops
 
     def _int(context: Any, node: Any) -> None:
-        value = context[node.inputs[0]].val
-        if value is None:
-            raise KokoroNpuError(f"CoreML: the length {node.name} is not known when the program is made")
-        context.add(Builder.const(val=int(np.asarray(value).item()), name=node.name), node.name)
+        length = np.asarray(context[node.inputs[0]].val).item()
+        context.add(Builder.const(val=int(length), name=node.name), node.name)
 
     def instance_norm(context: Any, node: Any) -> None:
-        x, scale, shift = (None if name is None else context[name] for name in node.inputs[:3])
+        x, scale, shift = (context[name] for name in node.inputs[:3])
         x = Builder.instance_norm(x=x, epsilon=context[node.inputs[7]])
         by_channel = [1, x.shape[1]] + [1] * (len(x.shape) - 2)
-        if scale is not None:
-            x = Builder.mul(x=x, y=Builder.reshape(x=scale, shape=by_channel))
-        if shift is not None:
-            x = Builder.add(x=x, y=Builder.reshape(x=shift, shape=by_channel))
-        context.add(x, node.name)
+        x = Builder.mul(x=x, y=Builder.reshape(x=scale, shape=by_channel))
+        context.add(Builder.add(x=x, y=Builder.reshape(x=shift, shape=by_channel)), node.name)
 
     def mean(context: Any, node: Any) -> None:
         pieces = 1
@@ -134,9 +128,8 @@ def _pieces(shape: Sequence[int], axes: Any, keep: bool) -> int:
     dimensions, and in memory the pieces lie one after the other.
     """
     time = sorted(int(axis) % len(shape) for axis in np.atleast_1d(axes))
-    if not keep or len(shape) != 4 or time not in ([3], [2, 3]) or (time == [3] and shape[2] > 1):
-        return 1
-    columns = shape[2] * shape[3]
+    over_time = keep and len(shape) == 4 and (time == [2, 3] or (time == [3] and shape[2] == 1))
+    columns = shape[2] * shape[3] if over_time else 1
     if columns <= _COLUMNS_OF_ONE_MEAN:
         return 1
     return max(n for n in range(1, math.isqrt(columns) + 1) if columns % n == 0)
@@ -153,10 +146,8 @@ def _constant_manifest(path: Path) -> None:
     path.write_text(json.dumps(manifest, indent=4, sort_keys=True) + "\n", encoding="utf-8")
 
 
-class Program:
-    """A saved package's program.
-
-    Calling it runs it op by op (:class:`kokoro_npu.runtimes.mil.Interpreter`).
+class Program(Interpreter):
+    """A saved package's program: of a decoder, inputs by name to audio [1, 600 T].
 
     Args:
         path: the ``.mlpackage``.
@@ -170,40 +161,24 @@ class Program:
         spec = load_spec(str(path))
         weights = path / "Data" / "com.apple.CoreML" / "weights"
         program = load(spec, specification_version=spec.specificationVersion, file_weights_dir=str(weights))
+        super().__init__(program.functions["main"])
         self.path = path
-        self._interpreter = Interpreter(program.functions["main"])
-
-    def __call__(self, inputs: dict[str, Array]) -> Array:
-        """Inputs by name to the one output: of a decoder, audio [1, 600 T]."""
-        (audio,) = self._interpreter(inputs).values()
-        return audio
 
     def inspect(self) -> dict[str, Any]:
         """What the program is made of, flat.
 
         Returns:
-            ``bytes`` of the package, ``ops`` (constants left out), ``op_kinds``, ``dynamic_dims``, ``longest_dim``
-            of any tensor, and ``ops_within_ane_width``: ops all of whose tensors stay within the length that the
-            Neural Engine is reported to take. Where an op really runs, only macOS can tell.
+            ``bytes`` of the package, ``ops`` (constants left out), ``op_kinds``, ``longest_dim`` of any tensor, and
+            ``ops_within_ane_width``: ops all of whose tensors stay within the length that the Neural Engine is
+            reported to take. Where an op really runs, only macOS can tell.
         """
-        ops = self._interpreter.ops
-        shapes = {op: [var.shape for var in [*op.outputs, *variables(op)]] for op in ops}
-        longest = {op: max((n for s in shapes[op] for n in s if isinstance(n, int)), default=1) for op in ops}
+        longest = [max(n for var in [*op.outputs, *variables(op)] for n in [1, *var.shape]) for op in self.ops]
         return {
             "bytes": sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file()),
-            "ops": len(ops),
-            "op_kinds": kinds(op.op_type for op in ops),
-            "dynamic_dims": sum(not isinstance(n, int) for op in ops for shape in shapes[op] for n in shape),
-            "longest_dim": max(longest.values()),
-            "ops_within_ane_width": sum(n <= NEURAL_ENGINE_WIDTH for n in longest.values()),
-        }
-
-    def extremes(self) -> dict[str, Any]:
-        """The largest magnitudes of all runs so far, and how often one became infinite, flat."""
-        return {
-            "output_max": round(self._interpreter.largest_output, 3),
-            "sum_max": round(self._interpreter.largest_sum, 3),
-            "overflows_max": self._interpreter.overflows,
+            "ops": len(self.ops),
+            "op_kinds": kinds(op.op_type for op in self.ops),
+            "longest_dim": max(longest),
+            "ops_within_ane_width": sum(n <= NEURAL_ENGINE_WIDTH for n in longest),
         }
 
 
@@ -217,7 +192,8 @@ def _export(case: DecoderCase, directory: Path) -> Judged:
         convert(case.module, case.example, path, precision)
         program = Program(path)
         tables.append(evaluate(case.utterances, case.bucket, iter([(precision, program)])))
-        report |= prefixed(precision, program.inspect() | program.extremes())
+        extremes = {"overflows_max": program.overflows, "sum_max": round(program.sum_max, 3)}
+        report |= prefixed(precision, program.inspect() | extremes)
     return pd.concat(tables, ignore_index=True), report
 
 

@@ -16,7 +16,7 @@ from kokoro_npu.build import places
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.files import atomic
 from kokoro_npu.geometry import Array
-from kokoro_npu.runtimes.compare import Candidate, DecoderCase, Judged, Runtime, compare
+from kokoro_npu.runtimes.compare import DecoderCase, Judged, Runtime, compare, prefixed
 from kokoro_npu.runtimes.extras import require
 from kokoro_npu.runtimes.measure import Loader, Run, kinds
 
@@ -32,8 +32,8 @@ def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> dict
         path: the ``.pte`` to write.
 
     Returns:
-        Flat report: ``bytes``, ``ops``, ``ops_accelerated`` (inside XNNPACK's partitions), ``partitions``, and
-        ``op_kinds`` that are left to the portable kernels.
+        Flat report: ``ops``, ``ops_accelerated`` (inside XNNPACK's partitions), ``partitions``, and ``op_kinds`` that
+        are left to the portable kernels.
 
     Raises:
         KokoroNpuError: the extra is missing, or ExecuTorch takes no such op (named).
@@ -60,7 +60,6 @@ def convert(module: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> dict
     with atomic(path) as tmp, open(tmp, "wb") as stream:
         program.write_to_file(stream)
     return {
-        "bytes": path.stat().st_size,
         "ops": summary.num_delegated_nodes + summary.num_non_delegated_nodes,
         "ops_accelerated": summary.num_delegated_nodes,
         "partitions": summary.num_delegated_subgraphs,
@@ -91,7 +90,8 @@ LOADER = Loader(_load, ("torch", "executorch.runtime"))
 def _export(case: DecoderCase, directory: Path) -> Judged:
     path = places.decoder(directory, case.bucket.frames, ".pte")
     facts = convert(case.module, case.example, path)
-    return compare({"fp32": Candidate(path, LOADER, facts)}, case)
+    table, report = compare({"fp32": path}, LOADER, case)
+    return table, report | prefixed("fp32", facts)
 
 
 RUNTIME = Runtime("executorch", ("executorch",), _export)

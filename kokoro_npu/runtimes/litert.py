@@ -10,7 +10,7 @@ tensors.
 import mmap
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from kokoro_npu.geometry import Array
 from kokoro_npu.host.steps import pad_to_bucket
 from kokoro_npu.machine import THREADS
 from kokoro_npu.model.decoder import Head
-from kokoro_npu.runtimes.compare import Candidate, DecoderCase, Judged, Runtime, compare
+from kokoro_npu.runtimes.compare import DecoderCase, Judged, Runtime, compare, prefixed
 from kokoro_npu.runtimes.extras import require
 from kokoro_npu.runtimes.measure import Loader, Run, kinds
 
@@ -92,7 +92,7 @@ def quantize_weights(source: Path, path: Path, kept: Sequence[str] = (), half: S
     Raises:
         KokoroNpuError: the extra is missing, or a scope holds no op.
     """
-    _require_scopes(source, [*kept, *half])
+    kept, half = _patterns(source, kept), _patterns(source, half)
     require(EXTRA)
     from ai_edge_quantizer import qtyping
     from ai_edge_quantizer.algorithm_manager import AlgorithmName
@@ -105,8 +105,8 @@ def quantize_weights(source: Path, path: Path, kept: Sequence[str] = (), half: S
         weight_tensor_config=qtyping.TensorQuantizationConfig(num_bits=16, dtype=qtyping.TensorDataType.FLOAT),
         compute_precision=qtyping.ComputePrecision.FLOAT,
     )
-    for module in half:
-        recipe.add_quantization_config(_within(module), every_op, to_half, AlgorithmName.FLOAT_CASTING)
+    for pattern in half:
+        recipe.add_quantization_config(pattern, every_op, to_half, AlgorithmName.FLOAT_CASTING)
     _quantize(source, path, recipe, kept)
 
 
@@ -126,7 +126,7 @@ def quantize_convolutions(
     Raises:
         KokoroNpuError: the extra is missing, or a scope holds no op.
     """
-    _require_scopes(source, kept)
+    kept = _patterns(source, kept)
     require(EXTRA)
     from ai_edge_quantizer.calibrator import CalibrationMode, Calibrator
     from ai_edge_quantizer.qtyping import TFLOperationName
@@ -147,12 +147,13 @@ def quantize_convolutions(
     _quantize(source, path, recipe, kept, calibrating.get_model_qsvs())
 
 
-def _require_scopes(source: Path, scopes: Iterable[str]) -> None:
-    """Require that a ``.tflite``, which stores its tensors' names as they are, has ops in each scope."""
+def _patterns(source: Path, scopes: Sequence[str]) -> list[str]:
+    """Patterns of the ops of scopes; a ``.tflite``, which stores names as they are, must have ops in each."""
     with open(source, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as names:
         for module in scopes:
             if names.find(module.encode()) < 0:
                 raise KokoroNpuError(f"{source} has no op in {module}: LiteRT's converter names modules otherwise")
+    return [f".*{re.escape(module)}.*" for module in scopes]
 
 
 def _quantize(source: Path, path: Path, recipe: Any, kept: Sequence[str], ranges: Any = None) -> None:
@@ -160,23 +161,14 @@ def _quantize(source: Path, path: Path, recipe: Any, kept: Sequence[str], ranges
     from ai_edge_quantizer.algorithm_manager import AlgorithmName
     from ai_edge_quantizer.qtyping import TFLOperationName
 
-    for module in kept:
-        recipe.add_quantization_config(
-            regex=_within(module),
-            operation_name=TFLOperationName.ALL_SUPPORTED,
-            algorithm_key=AlgorithmName.NO_QUANTIZE,
-        )
+    for pattern in kept:
+        recipe.add_quantization_config(pattern, TFLOperationName.ALL_SUPPORTED, algorithm_key=AlgorithmName.NO_QUANTIZE)
     quantizing = quantizer.Quantizer(str(source))
     quantizing.load_quantization_recipe(recipe.get_quantization_recipe())
     with atomic(path) as tmp:
         quantizing.quantize(ranges, enable_progress_report=False).export_model(str(tmp), overwrite=True)
         # It comes executable. DVC notes that in dvc.lock, and then no experiment starts where the file is not cached.
         tmp.chmod(0o644)
-
-
-def _within(module: str) -> str:
-    """A pattern of the ops of a scope."""
-    return f".*{re.escape(module)}.*"
 
 
 def run_all(path: Path, threads: int) -> Callable[[Mapping[str, Array]], list[Array]]:
@@ -214,38 +206,35 @@ def inspect(path: Path) -> dict[str, Any]:
     """What a file holds and how much of it XNNPACK takes, flat.
 
     Returns:
-        ``bytes``, ``ops``, ``op_kinds``, ``ops_accelerated`` and ``partitions`` (delegated pieces).
+        ``ops``, ``op_kinds``, ``ops_accelerated`` and ``partitions`` (delegated pieces).
     """
     # All of the file's ops, also those that a delegate replaces, and the delegates' own behind them.
     nodes = _interpreter(path, 1)._get_ops_details()
     ops = [node for node in nodes if node["op_name"] != "DELEGATE"]
     delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
     return {
-        "bytes": path.stat().st_size,
         "ops": len(ops),
         "op_kinds": kinds(op["op_name"] for op in ops),
-        "ops_accelerated": sum(len(_behind(delegate, ops)) for delegate in delegates),
+        "ops_accelerated": sum(_behind(delegate, ops) for delegate in delegates),
         "partitions": len(delegates),
     }
 
 
-def _behind(delegate: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Indices of the ops that a delegate replaces: those between its inputs and its outputs."""
-    producers = {int(tensor): op for op in ops for tensor in op["outputs"]}
-    given = {int(tensor) for tensor in delegate["inputs"]}
-    todo = [int(tensor) for tensor in delegate["outputs"]]
-    found: set[int] = set()
-    while todo:
-        tensor = todo.pop()
-        if tensor in given or tensor not in producers or producers[tensor]["index"] in found:
-            continue
-        found.add(producers[tensor]["index"])
-        todo += [int(source) for source in producers[tensor]["inputs"]]
-    return found
+def _behind(delegate: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> int:
+    """How many ops a delegate replaces: those between its inputs and its outputs. The ops are in their order."""
+    given, wanted, count = set(delegate["inputs"]), set(delegate["outputs"]), 0
+    for op in reversed(ops):
+        if not wanted.isdisjoint(op["outputs"]):
+            count += 1
+            wanted |= set(op["inputs"]) - given
+    return count
 
 
-def _candidate(path: Path) -> Candidate:
-    return Candidate(path, LOADER, inspect(path))
+def _judge(files: Mapping[str, Path], case: DecoderCase) -> Judged:
+    table, report = compare(files, LOADER, case)
+    for precision, path in files.items():
+        report |= prefixed(precision, inspect(path))
+    return table, report
 
 
 def _file(case: DecoderCase, directory: Path, precision: str) -> Path:
@@ -254,10 +243,10 @@ def _file(case: DecoderCase, directory: Path, precision: str) -> Path:
 
 def _export(case: DecoderCase, directory: Path) -> Judged:
     """Float32, and int8 weights but for the head: 8 bits there, in the inverse STFT above all, cost 11 dB."""
-    fp32, int8 = (_file(case, directory, precision) for precision in ("fp32", "int8"))
-    convert(case.module, case.example, fp32)
-    quantize_weights(fp32, int8, [scope(case.module, Head)])
-    return compare({"fp32": _candidate(fp32), "int8": _candidate(int8)}, case)
+    files = {precision: _file(case, directory, precision) for precision in ("fp32", "int8")}
+    convert(case.module, case.example, files["fp32"])
+    quantize_weights(files["fp32"], files["int8"], [scope(case.module, Head)])
+    return _judge(files, case)
 
 
 def _export_w8a16(case: DecoderCase, directory: Path) -> Judged:
@@ -267,7 +256,7 @@ def _export_w8a16(case: DecoderCase, directory: Path) -> Judged:
     path = _file(case, directory, "w8a16")
     quantize_convolutions(_file(case, directory, "fp32"), path, samples, [scope(case.module, Head)])
     # One timed run: LiteRT has no fast kernels for these convolutions on a CPU.
-    table, report = compare({"w8a16": _candidate(path)}, replace(case, runs=1))
+    table, report = _judge({"w8a16": path}, replace(case, runs=1))
     return table, report | {"calibration_utterances": len(samples)}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from kokoro import KModel
 from tqdm import tqdm
@@ -18,7 +19,7 @@ from transformers.models.albert.modeling_albert import AlbertTransformer
 from kokoro_npu.audio.metrics import snr_db
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
 from kokoro_npu.errors import KokoroNpuError
-from kokoro_npu.geometry import Array, Bucket
+from kokoro_npu.geometry import PROSODY_DIM, STYLE_DIM, VOICE_DIM, Array, Bucket
 from kokoro_npu.host.frontend import duration_feeds
 from kokoro_npu.host.steps import align, frame_ratio
 from kokoro_npu.model.duration import OUTPUT_NAMES, DurationModel
@@ -54,12 +55,14 @@ def export(
     fitting = [item for item in utterances if item.tokens.shape[1] <= tokens and item.frames <= bucket.frames]
     if not fitting:
         raise KokoroNpuError(f"no utterance fits {tokens} tokens and {bucket.frames} frames: enlarge the buckets")
-    duration, prosody = StaticDuration(model, tokens), StaticProsody(model, bucket)
+    duration, prosody = StaticDuration(model), StaticProsody(model)
+    silence = duration_feeds(np.zeros((1, tokens), np.int64), np.zeros((1, VOICE_DIM), np.float32), 1.0)
+    aligned, style = np.zeros((1, PROSODY_DIM, bucket.frames), np.float32), np.zeros((1, STYLE_DIM), np.float32)
     paths = {p: {part: directory / f"kokoro_{part}_{p}.tflite" for part in ("duration", "prosody")} for p in PRECISIONS}
     fp32, int8 = paths.values()
-    litert.convert(duration, duration.example, fp32["duration"])
+    litert.convert(duration, _tensors(silence), fp32["duration"])
     litert.quantize_weights(fp32["duration"], int8["duration"], half=[litert.scope(duration, AlbertTransformer)])
-    litert.convert(prosody, prosody.example, fp32["prosody"])
+    litert.convert(prosody, _tensors(_prosody_feeds(aligned, style, bucket)), fp32["prosody"])
     litert.quantize_weights(fp32["prosody"], int8["prosody"])
     report: dict[str, Any] = {"tokens": tokens, "frames": bucket.frames}
     for precision, files in paths.items():
@@ -92,8 +95,7 @@ def _judge(
     for item in tqdm(utterances, desc="judge parts", unit="utterance"):
         count = item.tokens.shape[1]
         inputs = duration_feeds(item.tokens, item.voice, item.speed)
-        expected = dynamic(*map(torch.from_numpy, inputs.values()))
-        truth = {name: value.numpy() for name, value in zip(OUTPUT_NAMES, expected, strict=True)}
+        truth = dict(zip(OUTPUT_NAMES, (value.numpy() for value in dynamic(**_tensors(inputs))), strict=True))
         inputs["tokens"] = np.pad(item.tokens, ((0, 0), (0, tokens - count)))
         found = dict(zip(OUTPUT_NAMES, run["duration"](inputs), strict=True))
         mismatches += int((found["durations"][:, :count] != truth["durations"]).sum())
@@ -108,6 +110,10 @@ def _judge(
     figures = {f"{name}_snr_db_min": round(value, 3) for name, value in worst.items()}
     figures["snr_db_min"] = min(figures.values())
     return {"utterances": len(utterances), "duration_mismatches": mismatches, **figures}
+
+
+def _tensors(inputs: Mapping[str, npt.NDArray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(value) for name, value in inputs.items()}
 
 
 def _prosody_feeds(aligned: Array, style: Array, bucket: Bucket) -> dict[str, Array]:

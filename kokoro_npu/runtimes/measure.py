@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 
 import numpy as np
 import psutil
@@ -51,11 +50,11 @@ REFERENCE = "onnx"
 """Prefix of ONNX Runtime's own figures."""
 
 
-class Engine:
+class Engine(ProcessPoolExecutor):
     """A decoder in its own process, so that its peak memory is its own and its threads die with it.
 
-    Use as a context manager. Calling it runs the decoder, sets ``seconds`` to the time of that run, and counts samples
-    that are no numbers in ``nan_samples``.
+    Calling it runs the decoder, sets ``seconds`` to the time of that run, and counts samples that are no numbers in
+    ``nan_samples``. Leaving it as a context manager ends the process.
 
     Args:
         loader: what loads the decoder.
@@ -67,33 +66,20 @@ class Engine:
     """
 
     def __init__(self, loader: Loader, path: Path, threads: int) -> None:
-        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
-        self._arguments = (loader, path, threads)
+        super().__init__(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
         self.seconds = 0.0
         self.nan_samples = 0
-
-    def __enter__(self) -> "Engine":
-        try:
-            self._pool.submit(_load, *self._arguments).result()
-        except BaseException:
-            self._pool.shutdown()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.shutdown()
+        self.submit(_load, loader, path, threads).result()
 
     def __call__(self, inputs: dict[str, Array]) -> Array:
         """Run once: inputs by name to audio [1, 600 T]."""
-        audio, self.seconds = self._pool.submit(_run, inputs).result()
+        audio, self.seconds = self.submit(_run, inputs).result()
         self.nan_samples += int(np.isnan(audio).sum())
         return audio
 
     def memory_bytes(self) -> int:
         """Peak resident memory since just before the decoder was loaded: what loading and running it took."""
-        return self._pool.submit(_memory).result()
+        return self.submit(_memory).result()
 
 
 def take_turns(engines: Mapping[str, Engine], inputs: Sequence[dict[str, Array]], runs: int) -> dict[str, float]:

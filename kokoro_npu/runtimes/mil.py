@@ -7,7 +7,7 @@ error that names it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,18 +18,16 @@ from torch import Tensor
 from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.geometry import Array
 
-FP16_MAX = float(torch.finfo(torch.float16).max)
-
 
 class Interpreter:
     """One function of a MIL program, ready to run.
 
-    Over all runs it keeps what half precision has to hold: ``largest_output`` of any op, before rounding;
-    ``largest_sum`` behind a mean, which hardware may keep in half precision while it adds, of magnitudes, so that no
-    order of adding goes beyond it; and ``overflows``, outputs that half precision made infinite.
+    Over all runs it keeps ``overflows``, values that half precision made infinite, and ``sum_max``, the largest sum
+    behind a mean, which hardware may keep in half precision while it adds: of magnitudes, so that no order of adding
+    goes beyond it.
 
     Args:
-        function: a ``coremltools`` MIL function whose shapes are all static.
+        function: a ``coremltools`` MIL function of one output whose shapes are all static.
 
     Raises:
         KokoroNpuError: an op that the interpreter does not know.
@@ -38,17 +36,17 @@ class Interpreter:
     def __init__(self, function: Any) -> None:
         self.function = function
         self.ops = [op for op in function.operations if op.op_type != "const"]
-        self.largest_output = self.largest_sum = 0.0
         self.overflows = 0
+        self.sum_max = 0.0
         unknown = sorted({op.op_type for op in self.ops} - set(_OPS))
         if unknown:
-            raise _unknown(f"op {unknown[0]}")
-        self._uses = Counter(var.name for op in self.ops for var in variables(op))
-        self._uses.update(var.name for var in function.outputs)
+            raise KokoroNpuError(f"the MIL op {unknown[0]} has no meaning in runtimes/mil.py")
+        (self.output,) = function.outputs
+        self._uses = Counter([self.output.name, *(var.name for op in self.ops for var in variables(op))])
 
     @torch.inference_mode()
-    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Arrays by input name to arrays by output name, as float32."""
+    def __call__(self, inputs: Mapping[str, Array]) -> Array:
+        """Arrays by input name to the output, as float32."""
         values = {
             name: self._stored(torch.from_numpy(np.ascontiguousarray(inputs[name])), var)
             for name, var in self.function.inputs.items()
@@ -57,37 +55,27 @@ class Interpreter:
         for op in self.ops:
             arguments = {name: _value(given, values) for name, given in op.inputs.items() if given is not None}
             if op.op_type == "reduce_mean":
-                total = arguments["x"].abs().sum(dim=_axes(arguments.get("axes")))
-                self.largest_sum = max(self.largest_sum, float(total.max()))
+                total = arguments["x"].abs().sum(dim=arguments.get("axes"))
+                self.sum_max = max(self.sum_max, float(total.max()))
             results = _OPS[op.op_type](**arguments)
-            for var, result in zip(op.outputs, results if isinstance(results, list) else [results], strict=True):
+            for var, result in zip(op.outputs, [results] if isinstance(results, Tensor) else results, strict=True):
                 assert tuple(result.shape) == tuple(var.shape), (op.op_type, var.name, result.shape, var.shape)
                 values[var.name] = self._stored(result, var)
             for var in variables(op):
                 uses[var.name] -= 1
                 if not uses[var.name]:
                     values.pop(var.name, None)  # a long bucket's activations take gigabytes
-        return {var.name: values[var.name].float().numpy() for var in self.function.outputs}
+        return values[self.output.name].float().numpy()
 
     def _stored(self, value: Tensor, var: Any) -> Tensor:
         """``value`` as a variable of its declared type holds it, in float32 if it is a float."""
         kind = var.dtype.__name__
         if kind not in ("fp16", "fp32"):
             return value
-        value = value.float()
-        low, high = torch.aminmax(value)
-        largest = max(-float(low), float(high))
-        self.largest_output = max(self.largest_output, largest)
-        if kind == "fp32":
-            return value
-        rounded = value.half().float()
-        if largest > FP16_MAX:
-            self.overflows += int(torch.isinf(rounded).sum())
-        return rounded
-
-
-def _unknown(what: str) -> KokoroNpuError:
-    return KokoroNpuError(f"the MIL {what} has no meaning in runtimes/mil.py")
+        if kind == "fp16":
+            value = value.half()
+            self.overflows += int(torch.isinf(value).sum())
+        return value.float()
 
 
 def variables(op: Any) -> list[Any]:
@@ -98,144 +86,119 @@ def variables(op: Any) -> list[Any]:
 
 
 def _value(given: Any, values: Mapping[str, Tensor]) -> Any:
-    """A variable's tensor, or a constant: tensors of floats as float32 tensors, anything else as numpy or a scalar."""
+    """A variable's tensor, or a constant: an array of floats as a float32 tensor, anything else in Python's types."""
     if isinstance(given, (list, tuple)):
         return [_value(var, values) for var in given]
     if given.val is None:
         return values[given.name]
     constant = given.val
-    if isinstance(constant, (np.ndarray, np.floating)) and np.issubdtype(constant.dtype, np.floating):
+    if not isinstance(constant, (np.ndarray, np.generic)):
+        return constant
+    if constant.ndim and np.issubdtype(constant.dtype, np.floating):
         return torch.from_numpy(np.asarray(constant, dtype=np.float32))
-    return constant
+    return constant.tolist()
 
 
-def _ints(values: Any) -> list[int]:
-    return [int(value) for value in np.atleast_1d(np.asarray(values))]
+def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", constant_val: float = 0.0) -> Tensor:
+    assert mode == "constant", mode
+    pairs = zip(pad[::2], pad[1::2], strict=True)  # before and after each of the last axes, in their order
+    return F.pad(x, [n for pair in reversed([*pairs]) for n in pair], value=constant_val)
 
 
-def _axes(axes: Any) -> list[int] | None:
-    """Axes of a reduction; without any it goes over all, in MIL as in torch."""
-    return None if axes is None else _ints(axes)
+def _around(pad_type: str, pad: Sequence[int]) -> Sequence[int]:
+    """What a convolution or a pool adds before and after each spatial axis, in their order."""
+    assert pad_type in ("valid", "custom"), pad_type
+    return pad if pad_type == "custom" else ()
 
 
-def _margins(pad_type: str, pad: Any) -> list[tuple[int, int]]:
-    """What the padding of a convolution or a pool adds before and after each spatial axis, in their order."""
-    if pad_type not in ("valid", "custom"):
-        raise _unknown(f"pad_type {pad_type}")
-    return [] if pad_type == "valid" else _pairs(pad)
-
-
-def _pairs(pad: Any) -> list[tuple[int, int]]:
-    flat = _ints(pad)
-    return list(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _padded(x: Tensor, margins: list[tuple[int, int]], value: float = 0.0) -> Tensor:
-    return F.pad(x, [n for pair in reversed(margins) for n in pair], value=value)
-
-
-def _max_pool(x: Tensor, kernel_sizes: Any, strides: Any, pad_type: str, pad: Any = (), ceil_mode: Any = False) -> Any:
+def _max_pool(
+    x: Tensor,
+    kernel_sizes: list[int],
+    strides: list[int],
+    pad_type: str,
+    pad: Sequence[int] = (),
+    ceil_mode: bool = False,
+) -> Tensor:
     pool = F.max_pool2d if x.ndim == 4 else F.max_pool1d
-    padded = _padded(x, _margins(pad_type, pad), float("-inf"))
-    return pool(padded, _ints(kernel_sizes), _ints(strides), ceil_mode=bool(ceil_mode))
+    padded = _pad(x, _around(pad_type, pad), constant_val=float("-inf"))
+    return pool(padded, kernel_sizes, strides, ceil_mode=ceil_mode)
 
 
-def _steps(strides: Any, dilations: Any, groups: Any) -> dict[str, Any]:
-    return {"stride": _ints(strides), "dilation": _ints(dilations), "groups": int(groups)}
-
-
-def _conv(x: Tensor, weight: Tensor, pad_type: str, pad: Any = (), bias: Tensor | None = None, **steps: Any) -> Tensor:
-    convolve = F.conv2d if x.ndim == 4 else F.conv1d
-    return convolve(_padded(x, _margins(pad_type, pad)), weight, bias, **_steps(**steps))
-
-
-def _conv_transpose(
+def _conv(
     x: Tensor,
     weight: Tensor,
     pad_type: str,
-    pad: Any = (),
+    strides: list[int],
+    dilations: list[int],
+    groups: int,
+    pad: Sequence[int] = (),
     bias: Tensor | None = None,
-    output_shape: Any = None,
-    **steps: Any,
+    transposed: bool = False,
 ) -> Tensor:
-    transpose = F.conv_transpose2d if x.ndim == 4 else F.conv_transpose1d
-    full = transpose(x, weight, bias, **_steps(**steps))
-    for axis, (before, after) in enumerate(_margins(pad_type, pad), start=2):
-        length = full.shape[axis] - before - after if output_shape is None else int(output_shape[axis])
-        full = full.narrow(axis, before, length)
-    return full
+    none = [0] * len(strides)
+    padded = _pad(x, _around(pad_type, pad))
+    return torch.convolution(padded, weight, bias, strides, none, dilations, transposed, none, groups)
+
+
+def _conv_transpose(
+    x: Tensor, pad_type: str, pad: Sequence[int] = (), output_shape: Sequence[int] | None = None, **others: Any
+) -> Tensor:
+    y = _conv(x, pad_type="valid", transposed=True, **others)
+    around = _around(pad_type, pad)
+    for axis, (before, after) in enumerate(zip(around[::2], around[1::2], strict=True), start=2):
+        length = y.shape[axis] - before - after if output_shape is None else output_shape[axis]
+        y = y.narrow(axis, before, length)
+    return y
 
 
 def _slice_by_index(
     x: Tensor,
-    begin: Any,
-    end: Any,
-    stride: Any = None,
-    begin_mask: Any = None,
-    end_mask: Any = None,
-    squeeze_mask: Any = None,
+    begin: list[int],
+    end: list[int],
+    stride: list[int] | None = None,
+    begin_mask: list[bool] | None = None,
+    end_mask: list[bool] | None = None,
+    squeeze_mask: list[bool] | None = None,
 ) -> Tensor:
-    steps = _ints(stride) if stride is not None else [1] * x.ndim
-    index: list[slice | int] = []
-    for axis in range(x.ndim):
-        if squeeze_mask is not None and squeeze_mask[axis]:
-            index.append(int(begin[axis]))
-            continue
-        first = None if begin_mask is not None and begin_mask[axis] else int(begin[axis])
-        last = None if end_mask is not None and end_mask[axis] else int(end[axis])
-        index.append(slice(first, last, steps[axis]))
-    return x[tuple(index)]
+    none = [False] * x.ndim
+    axes = zip(begin, end, stride or [1] * x.ndim, begin_mask or none, end_mask or none, strict=True)
+    index = [slice(None if whole else first, None if rest else last, step) for first, last, step, whole, rest in axes]
+    return x[tuple(first if one else cut for first, one, cut in zip(begin, squeeze_mask or none, index, strict=True))]
 
 
-def _pad(x: Tensor, pad: Any, mode: str = "constant", constant_val: Any = 0.0) -> Tensor:
-    if mode != "constant":
-        raise _unknown(f"pad with mode {mode}")
-    return _padded(x, _pairs(pad), float(constant_val))
+def _split(x: Tensor, axis: int, split_sizes: list[int] | None = None, num_splits: int = 1) -> Sequence[Tensor]:
+    return x.split(split_sizes, axis) if split_sizes else x.chunk(num_splits, axis)
 
 
-def _split(x: Tensor, axis: Any, split_sizes: Any = None, num_splits: Any = None) -> list[Tensor]:
-    sizes = _ints(split_sizes) if split_sizes is not None else [x.shape[int(axis)] // int(num_splits)] * int(num_splits)
-    return list(x.split(sizes, dim=int(axis)))
-
-
-def _concat(values: list[Tensor], axis: Any, interleave: Any = False) -> Tensor:
+def _concat(values: list[Tensor], axis: int, interleave: bool = False) -> Tensor:
     assert not interleave
-    return torch.cat(values, dim=int(axis))
+    return torch.cat(values, dim=axis)
 
 
-def _expand_dims(x: Tensor, axes: Any) -> Tensor:
-    for axis in sorted(a % (x.ndim + len(_ints(axes))) for a in _ints(axes)):
+def _expand_dims(x: Tensor, axes: list[int]) -> Tensor:
+    for axis in sorted(a % (x.ndim + len(axes)) for a in axes):
         x = x.unsqueeze(axis)
     return x
 
 
-def _tensor(value: Any) -> Any:
-    """Constants that are no tensors (an integer beside a tensor) stay numbers."""
-    return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-
-
 _OPS: dict[str, Callable[..., Any]] = {
-    "add": lambda x, y: _tensor(x) + _tensor(y),
-    "sub": lambda x, y: _tensor(x) - _tensor(y),
-    "mul": lambda x, y: _tensor(x) * _tensor(y),
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
     "sin": lambda x: torch.sin(x),
     "cos": lambda x: torch.cos(x),
     "exp": lambda x: torch.exp(x),
-    "identity": lambda x: x,
-    "cast": lambda x, dtype: x,  # noqa: ARG005  # the declared type of the result does it
-    "leaky_relu": lambda x, alpha: F.leaky_relu(x, float(alpha)),
+    "leaky_relu": lambda x, alpha: F.leaky_relu(x, alpha),
     "conv": _conv,
     "conv_transpose": _conv_transpose,
-    "instance_norm": lambda x, epsilon, gamma=None, beta=None: F.instance_norm(
-        x, weight=gamma, bias=beta, eps=float(epsilon)
-    ),
+    "instance_norm": lambda x, epsilon: F.instance_norm(x, eps=epsilon),
     "batch_norm": lambda x, mean, variance, epsilon, gamma=None, beta=None: F.batch_norm(
-        x, mean, variance, gamma, beta, eps=float(epsilon)
+        x, mean, variance, gamma, beta, eps=epsilon
     ),
     "max_pool": _max_pool,
-    "reduce_mean": lambda x, axes=None, keep_dims=False: x.mean(dim=_axes(axes), keepdim=bool(keep_dims)),
-    "reshape": lambda x, shape: x.reshape(_ints(shape)),
-    "transpose": lambda x, perm: x.permute(_ints(perm)),
+    "reduce_mean": lambda x, axes=None, keep_dims=False: x.mean(dim=axes, keepdim=keep_dims),
+    "reshape": lambda x, shape: x.reshape(shape),
+    "transpose": lambda x, perm: x.permute(perm),
     "expand_dims": _expand_dims,
     "concat": _concat,
     "split": _split,

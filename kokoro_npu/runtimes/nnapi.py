@@ -12,14 +12,12 @@ from typing import Any
 
 import onnx
 from kokoro import KModel
-from onnx import TensorProto
 
 from kokoro_npu.build import places
 from kokoro_npu.corpus.reference_set import ReferenceUtterance
-from kokoro_npu.errors import KokoroNpuError
 from kokoro_npu.evaluate.parity import evaluate, onnx_variant
 from kokoro_npu.geometry import Bucket
-from kokoro_npu.graphs.reading import all_nodes, constants, read_graph, read_model
+from kokoro_npu.graphs.reading import read_graph, read_model
 from kokoro_npu.graphs.shared_weights import Pack
 from kokoro_npu.model.export import export_decoder
 from kokoro_npu.quantize.apply import quantize_decoder
@@ -33,8 +31,6 @@ _IMAGE_RANK = 4
 """Rank of a two-dimensional convolution's tensors, and the highest that NNAPI has."""
 
 _SHORT_WINDOWS = (5, 12, 25)
-
-_WIDE_INTEGERS = (TensorProto.INT16, TensorProto.UINT16)
 
 
 def write_decoders(
@@ -93,22 +89,18 @@ def usability(path: Path | str) -> dict[str, Any]:
         whether the checker would try NNAPI.
 
     Raises:
-        KokoroNpuError: no ONNX model, or one whose shapes cannot be inferred.
+        KokoroNpuError: no ONNX model, or one whose weights are missing.
     """
     # Imported here: only this needs onnxruntime's tools.
     from onnxruntime.tools.mobile_helpers.usability_checker import check_nnapi_partitions
     from onnxruntime.tools.onnx_model_utils import ModelProtoWithShapeInfo, optimize_model
 
-    read_graph(path)
     with tempfile.TemporaryDirectory(prefix="kokoro-nnapi-") as directory:
         whole, optimized = Path(directory) / "whole.onnx", Path(directory) / "optimized.onnx"
         onnx.save(read_model(path), str(whole))
         optimize_model(whole, optimized)
         model = ModelProtoWithShapeInfo(optimized).model_with_shape_info
-        try:
-            info = check_nnapi_partitions(model, require_fixed_input_sizes=True)
-        except ValueError as error:
-            raise KokoroNpuError(f"{path}: {error}") from None
+        info = check_nnapi_partitions(model, require_fixed_input_sizes=True)
     return {
         "nodes": info.num_nodes,
         "nodes_supported": info.num_supported_nodes,
@@ -122,35 +114,22 @@ def usability(path: Path | str) -> dict[str, Any]:
 
 
 def unseen(path: Path | str) -> dict[str, int]:
-    """What the checker does not look at, counted from the shapes and types of a static model.
+    """What the checker does not look at, counted from the shapes of a static model.
 
     Returns:
         ``convolutions``, ``convolutions_not_2d`` (the provider refuses them), ``tensors_above_rank_4`` (NNAPI has
-        none), ``tensors_of_16_bit_integers`` (its quantized types have 8) and ``convolutions_float`` (that no
-        quantized input reaches: on an NPU of 8 bits they fall back).
+        none) and ``convolutions_float`` (that no quantized input reaches: on an NPU of 8 bits they fall back).
     """
     model = onnx.shape_inference.infer_shapes(read_graph(path))
     graph = model.graph
     values = [*graph.input, *graph.value_info, *graph.output]
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in values}
     ranks |= {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    producers = {name: node.op_type for _, node in all_nodes(model) for name in node.output}
-    convolutions = [(name, node) for name, node in all_nodes(model) if node.op_type in ("Conv", "ConvTranspose")]
-    weight_ranks: dict[str, int] = {}
-    for constant in constants(model):
-        for name, _, index in constant.consumers:
-            if index == 1:  # the weight, or the scale and zero point that make it
-                weight_ranks[name] = max(weight_ranks.get(name, 0), len(constant.tensor.dims))
+    producers = {name: node.op_type for node in graph.node for name in node.output}
+    convolutions = [node for node in graph.node if node.op_type in ("Conv", "ConvTranspose")]
     return {
         "convolutions": len(convolutions),
-        "convolutions_not_2d": sum(weight_ranks.get(name, 0) != _IMAGE_RANK for name, _ in convolutions),
-        "convolutions_float": sum(producers.get(node.input[0]) != "DequantizeLinear" for _, node in convolutions),
+        "convolutions_not_2d": sum(ranks.get(node.output[0]) != _IMAGE_RANK for node in convolutions),
+        "convolutions_float": sum(producers.get(node.input[0]) != "DequantizeLinear" for node in convolutions),
         "tensors_above_rank_4": sum(rank > _IMAGE_RANK for rank in ranks.values()),
-        # By the type of the zero point: Microsoft's own Q/DQ operators leave no other trace of it.
-        "tensors_of_16_bit_integers": sum(
-            types.get(node.input[2]) in _WIDE_INTEGERS
-            for _, node in all_nodes(model)
-            if node.op_type == "QuantizeLinear" and len(node.input) > 2
-        ),
     }

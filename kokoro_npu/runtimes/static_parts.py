@@ -11,7 +11,7 @@ import torch
 from kokoro import KModel
 from torch import Tensor, nn
 
-from kokoro_npu.geometry import DECODE_RATE, FRAME_RATIOS, PROSODY_DIM, STYLE_DIM, VOICE_DIM, Bucket
+from kokoro_npu.geometry import DECODE_RATE
 from kokoro_npu.model.blocks import AffineSplit, MaskedStyleBlock, Rate, StyleProjections
 from kokoro_npu.model.convs import interleave
 from kokoro_npu.model.duration import DurationModel
@@ -31,15 +31,13 @@ class UnrolledLSTM(nn.Module):
 
     def __init__(self, lstm: nn.LSTM) -> None:
         super().__init__()
-        assert lstm.num_layers == 1
-        assert lstm.bidirectional
         self.inputs = nn.ModuleList()
         of_states = []
-        for suffix in ("", "_reverse"):
-            of_input, of_state = (getattr(lstm, f"weight_{kind}_l0{suffix}").detach() for kind in ("ih", "hh"))
-            bias = sum(getattr(lstm, f"bias_{kind}_l0{suffix}").detach() for kind in ("ih", "hh"))
-            self.inputs.append(_linear(of_input, bias))
-            of_states.append(of_state.T)
+        for of_input, of_state, bias, other in lstm.all_weights:  # of each direction
+            layer = nn.Linear(of_input.shape[1], of_input.shape[0])
+            layer.weight.data, layer.bias.data = of_input.data, (bias + other).data
+            self.inputs.append(layer)
+            of_states.append(of_state.data.T)
         self.of_states = nn.Parameter(torch.stack(of_states))
         self.size = lstm.hidden_size
 
@@ -59,21 +57,10 @@ class UnrolledLSTM(nn.Module):
         return torch.cat([ahead, back.flip(1)], dim=2)
 
 
-def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0])
-    layer.weight.data, layer.bias.data = weight.clone(), bias.clone()
-    return layer
-
-
 class StaticDuration(DurationModel):
-    """:class:`kokoro_npu.model.duration.DurationModel` for a fixed number of tokens, padded on the right.
+    """:class:`kokoro_npu.model.duration.DurationModel` for a fixed number of tokens, padded on the right."""
 
-    Args:
-        model: upstream's model, weight norm removed, with eager attention.
-        tokens: S.
-    """
-
-    def __init__(self, model: KModel, tokens: int) -> None:
+    def __init__(self, model: KModel) -> None:
         super().__init__(model)
         # Copies: the model keeps its own LSTMs.
         self.prosody_encoder, self.text_encoder = deepcopy(self.prosody_encoder), deepcopy(self.text_encoder)
@@ -81,35 +68,23 @@ class StaticDuration(DurationModel):
             for name, child in list(parent.named_children()):
                 if isinstance(child, nn.LSTM):
                     setattr(parent, name, UnrolledLSTM(child))
-        self.tokens = tokens
         self.requires_grad_(False)
         self.eval()
 
-    @property
-    def example(self) -> dict[str, Tensor]:
-        """Inputs of the right shapes, by name."""
-        return {
-            "tokens": torch.zeros(1, self.tokens, dtype=torch.int64),
-            "token_length": torch.full((1,), self.tokens, dtype=torch.int64),
-            "voice_embedding": torch.zeros(1, VOICE_DIM),
-            "speed": torch.ones(1),
-        }
-
     def _lstm(self, lstm: nn.Module, x: Tensor, length: Tensor) -> Tensor:
-        real = (torch.arange(self.tokens) < length).to(torch.float32)[None, :, None]
+        real = (torch.arange(x.shape[1]) < length).to(torch.float32)[None, :, None]
         states: Tensor = lstm(x, real)
         return states
 
 
 class StaticProsody(nn.Module):
-    """Upstream's F0 and energy predictor for a fixed number of frames, padded on the right; the source is not in it.
+    """Upstream's F0 and energy predictor for frames that are padded on the right; the source is not in it.
 
     Args:
         model: upstream's model, weight norm removed.
-        bucket: the static size.
     """
 
-    def __init__(self, model: KModel, bucket: Bucket) -> None:
+    def __init__(self, model: KModel) -> None:
         super().__init__()
         predictor = model.predictor
         self.shared = UnrolledLSTM(predictor.shared)
@@ -120,25 +95,19 @@ class StaticProsody(nn.Module):
         self.styles = nn.ModuleList(styles)
         self.affines = nn.ModuleList(AffineSplit(projections.channels) for projections in styles)
         self.f0_proj, self.energy_proj = predictor.F0_proj, predictor.N_proj
-        self.bucket = bucket
         self.requires_grad_(False)
         self.eval()
-
-    @property
-    def example(self) -> dict[str, Tensor]:
-        """Inputs of the right shapes, by name."""
-        frames = self.bucket.frames
-        return {
-            "aligned_prosody": torch.zeros(1, PROSODY_DIM, frames),
-            "prosody_style": torch.zeros(1, STYLE_DIM),
-            "frame_mask": torch.zeros(1, 1, frames),
-            "frame_ratio": torch.ones(1, FRAME_RATIOS),
-        }
 
     def forward(
         self, aligned_prosody: Tensor, prosody_style: Tensor, frame_mask: Tensor, frame_ratio: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Predict F0 and energy; shapes as in :attr:`example`.
+        """Predict F0 and energy.
+
+        Args:
+            aligned_prosody: [1, 640, T].
+            prosody_style: [1, 128].
+            frame_mask: [1, 1, T].
+            frame_ratio: [1, 6].
 
         Returns:
             F0 in Hz and energy, each [1, 1, 2 T] and zero on padding.

@@ -112,16 +112,12 @@ def _rows(runtime: str, report: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _all_parts(runtime: str, decoder: Mapping[str, Any], parts: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for precision in parts["precision"].split("+"):
-        floors = [v for of in (decoder, parts) for k, v in of.items() if _is(k, precision, "_snr_db_min")]
-        sizes = [v for k, v in parts.items() if _is(k, precision, "_bytes")]
+        floors = [report[f"{precision}_snr_db_min"] for report in (decoder, parts)]
+        sizes = [parts[f"{precision}_{part}_bytes"] for part in ("duration", "prosody")]
         figures = {"bytes": decoder[f"{precision}_bytes"] + sum(sizes), "snr_db_min": min(floors)}
         row = {"runtime": runtime + _ALL_PARTS, "frames": decoder["frames"], "precision": precision}
         rows.append(row | figures)
     return rows
-
-
-def _is(key: str, precision: str, figure: str) -> bool:
-    return key.startswith(f"{precision}_") and key.endswith(figure)
 
 
 def summarize(table: pd.DataFrame) -> dict[str, Any]:
