@@ -733,7 +733,7 @@ def test_the_plan_takes_the_backend(overrides: list[str], devices: str | list[st
         ("target.device=[]", "must be a device's name or a list of them"),
         ("aihub.qairt_version=2.45", "a number in quotes"),
         ("aihub.target_runtime=tflite", "must be one of qnn_context_binary"),
-        ("+aihub.retry_fail=true", "did you mean aihub.retry_failed"),
+        ("+aihub.retry_fail=true", "did you mean retry_failed"),
     ],
 )
 def test_the_plan_refuses_a_bad_setting(override: str, message: str) -> None:
